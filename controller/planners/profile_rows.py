@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 from trefoil.core.catalog import Catalog, Family, Variant
@@ -9,7 +10,7 @@ from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import CPUS, profile_type
 from trefoil.core.fleet import DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.power import at_clock
+from trefoil.core.power import rows_at
 
 CLOCK_SHARES: Final = (0.6, 0.7, 0.8, 0.9)  # of the only clock that was profiled
 
@@ -65,7 +66,7 @@ class CatalogKey:
     def rows(self, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
         """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch.
 
-        Where nobody profiled that clock, as the law of the nearest one that is has it.
+        At a clock that is not profiled by the law of trefoil/core/power.py.
         """
         by_clock = _index(self).get((profile_type(kind.name), shape, family, variant), {})
         if not by_clock and profile_type(kind.name) == CPUS:
@@ -93,8 +94,7 @@ def _rows_at(
     same: CatalogKey, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int
 ) -> tuple[ProfileRow, ...]:
     by_clock = _index(same)[profile_type(kind.name), shape, family, variant]
-    nearest = by_clock[min(by_clock, key=lambda profiled_mhz: (abs(profiled_mhz - clock_mhz), profiled_mhz))]
-    return tuple(at_clock(kind, row, clock_mhz) for row in nearest)
+    return rows_at(kind, chain.from_iterable(by_clock.values()), clock_mhz)
 
 
 @lru_cache(maxsize=16)

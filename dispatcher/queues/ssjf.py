@@ -1,14 +1,16 @@
 """Queue `ssjf`: shortest job first, by the predicted class of a request's length; first come, first served without one.
 
 Source: mu-Serve section 3.3 (speculative shortest job first by five classes of output length, with aging).
-Data: of a ticket what `fifo` reads, and `length_score`: 0 = the shortest class, to CLASSES - 1; None = not predicted.
-Formulation: a ticket's turn is that of `fifo` plus AGING_S for each class, and the earliest turn goes first. So the
-    order is by class, then arrival, among those that arrive within AGING_S, and who is not predicted stands in the
-    middle. Nobody is overtaken by a request that arrives AGING_S * (CLASSES - 1) after it or later.
-Bound: on one server that is never idle while somebody waits, and serves to the end whom it began, a request of class c
-    that arrives at t begins no later than first come, first served would begin one that arrives at t + AGING_S * c: at
-    T + V(T), T = t + AGING_S * c, where V(T) is the work that is left of all others that came until T, which is the
-    same in every order. tests/property/test_length_queue.py.
+Data: of a ticket what `fifo` reads, `length_score`: 0 = the shortest class, to CLASSES - 1, None = not predicted, and
+    `cost_s`: the mean service time of requests like it.
+Formulation: a ticket's turn is that of `fifo` plus AGING mean service times for each class, and the earliest turn goes
+    first. So the order is by class, then arrival, among those that arrive within that time, and a request without a
+    prediction stands in the middle. No request is overtaken by one that arrives AGING * cost_s * (CLASSES - 1) after it
+    or later.
+Bound: on one server that is never idle while requests wait, and serves to the end what it began, a request of class c
+    that arrives at t begins no later than first come, first served would begin one that arrives at
+    T = t + AGING * cost_s * c: at T + V(T), where V(T) is the work that is left of all others that came until T, which
+    is the same in every order. tests/property/test_length_queue.py.
 Deviations: the paper names no law of aging; this one is linear, as the theory that it cites has it.
 """
 
@@ -19,7 +21,7 @@ from trefoil.core.brains import Ticket
 
 CLASSES: Final = 5  # below the 25th, 50th, 75th and 99th percentile of lengths, and beyond
 MIDDLE: Final = (CLASSES - 1) / 2
-AGING_S: Final = 10.0  # longer than most wait: order is by class until somebody waits that long for each
+AGING: Final = 20.0  # mean service times: order is by class until a request has waited that long for each
 
 
 def length_class(score: float | None) -> int | None:
@@ -27,11 +29,11 @@ def length_class(score: float | None) -> int | None:
     return None if score is None else min(CLASSES - 1, max(0, round(score)))
 
 
-def turn(ticket: Ticket, aging_s: float = AGING_S) -> tuple[float, int]:
+def turn(ticket: Ticket, aging: float = AGING) -> tuple[float, int]:
     """Sort key of a ticket: the order in which tickets of one lane are served."""
     arrived_s, id_ = order_key(ticket)
     class_ = length_class(ticket.length_score)
-    return arrived_s + aging_s * (MIDDLE if class_ is None else class_), id_
+    return arrived_s + aging * ticket.cost_s * (MIDDLE if class_ is None else class_), id_
 
 
 class SsjfQueue(FifoQueue[Lane]):

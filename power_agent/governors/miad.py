@@ -1,8 +1,9 @@
 """MIAD: the clock doubles when a stage comes near its SLO, and falls by a step when all have the slack for it.
 
 Source: muServe, Algorithm 3 (Qiu et al., ATC'24): slack 0.05, an iteration a second.
-Data: per stage its SLO, latency since the clock was last changed with the number of answers behind it, and how much of
-    its time follows the clock; the planned range; whether the last lock holds; the age of the newest load window.
+Data: per stage its SLO, latency of the newest answers at the clock of now (of the last `remembers_s`, moved from the
+    clocks that they had by the law of trefoil/core/power.py) with their number, and how much of its time follows the
+    clock; the planned range; whether the last lock holds; the age of the newest load window.
 Decision: a clock of the range. It begins at the top, and is there again when the plan changes, while what is locked is
     not honoured (or a lease stands before it), and when no window has come for `windows_max_s`.
 Formulation: slack = (SLO - latency) / SLO. UP if any stage has less than `slack`: twice the clock. Else DOWN by
@@ -43,8 +44,10 @@ class MiadSettings(PartSettings):
     """Share of the SLO that is to be left."""
     interval_s: float = Field(default=1.0, gt=0)
     """From one step to the next."""
-    samples_min: int = Field(default=5, ge=1)
+    samples_min: int = Field(default=1, ge=1)
     """Answers that a latency has to be made of."""
+    remembers_s: float = Field(default=120.0, gt=0, le=600)
+    """Answers of so long count where fewer than 40 are newer."""
     statistic: Literal["mean", "p95", "slo"] = "mean"
     """Of the latencies; slo: the objective's quantile, and the share in time of the last minute has to keep it."""
     windows_max_s: float = Field(default=2.0, gt=0)
@@ -64,6 +67,7 @@ class Miad:
 
     def __init__(self, settings: MiadSettings) -> None:
         self._settings = settings
+        self.remembers_s = settings.remembers_s
         self._clock_mhz = 0
         self._due_s = -math.inf
         self._governed: tuple[object, ...] = ()

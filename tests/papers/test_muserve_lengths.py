@@ -83,7 +83,7 @@ def test_shorter_first_is_faster_in_the_mean_and_all_methods_meet_the_same_work(
     by_lot = [SchedulerSpec("classes", seed, lengths="pydoc", jobs=1500).play()["jct_s"] for seed in (1, 2, 3)]
     fifo = [SchedulerSpec("fifo", seed, lengths="pydoc", jobs=1500).play()["jct_s"] for seed in (1, 2, 3)]
     assert np.mean(by_lot) == pytest.approx(np.mean(fifo), rel=0.05)  # blind, it is worth nothing
-    aged = SchedulerSpec("ssjf", 1, load=0.9, lengths="pydoc", jobs=1500, aging_s=0.0).play()
+    aged = SchedulerSpec("ssjf", 1, load=0.9, lengths="pydoc", jobs=1500, aging=0.0).play()
     assert aged["jct_s"] == runs["fifo"]["jct_s"]
 
 

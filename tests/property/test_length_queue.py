@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.queues.fifo import FifoQueue
-from dispatcher.queues.ssjf import AGING_S, CLASSES, MIDDLE, SsjfQueue, length_class
+from dispatcher.queues.ssjf import AGING, CLASSES, MIDDLE, SsjfQueue, length_class
 from tests.unit.dispatcher.worlds import ticket
+
+COST_S = 0.5
+AGING_S = AGING * COST_S
 
 JOBS = st.lists(
     st.tuples(
@@ -26,7 +29,7 @@ def jobs_of(drawn):
     at_s, found = 0.0, []
     for id_, (gap_s, service_s, score) in enumerate(drawn):
         at_s += gap_s
-        found.append((replace(ticket(id_, at_s), length_score=score), service_s))
+        found.append((replace(ticket(id_, at_s), length_score=score, cost_s=COST_S), service_s))
     return found
 
 
@@ -90,13 +93,23 @@ def test_without_predictions_it_is_first_come_first_served(drawn):
 def test_a_shorter_class_goes_first_and_of_one_class_who_came_first_and_the_unpredicted_in_the_middle():
     queue = SsjfQueue("all")
     for id_, score in enumerate((3.4, 0.2, None, 2.6, 9.0, -3.0)):
-        queue.push(0, replace(ticket(id_, float(id_)), length_score=score))
+        queue.push(0, replace(ticket(id_, float(id_)), length_score=score, cost_s=COST_S))
     assert [queue.pop(0).id for _ in range(6)] == [1, 5, 2, 0, 3, 4]
 
 
 def test_who_has_waited_long_enough_goes_before_a_shorter_one():
     queue = SsjfQueue("all")
-    queue.push(0, replace(ticket(0, 0.0), length_score=4.0))
-    queue.push(0, replace(ticket(1, 4 * AGING_S - 0.1), length_score=0.0))
-    queue.push(0, replace(ticket(2, 4 * AGING_S + 0.1), length_score=0.0))
+    queue.push(0, replace(ticket(0, 0.0), length_score=4.0, cost_s=COST_S))
+    queue.push(0, replace(ticket(1, 4 * AGING_S - 0.1), length_score=0.0, cost_s=COST_S))
+    queue.push(0, replace(ticket(2, 4 * AGING_S + 0.1), length_score=0.0, cost_s=COST_S))
     assert [queue.pop(0).id for _ in range(3)] == [1, 0, 2]
+
+
+def test_aging_is_as_long_as_requests_take():
+    """Of requests a hundred times as long, a hundred times as much waiting is worth a class."""
+    for cost_s in (0.05, 5.0):
+        queue = SsjfQueue("all")
+        queue.push(0, replace(ticket(0, 0.0), length_score=1.0, cost_s=cost_s))
+        queue.push(0, replace(ticket(1, AGING * cost_s * 0.99), length_score=0.0, cost_s=cost_s))
+        queue.push(0, replace(ticket(2, AGING * cost_s * 1.01), length_score=0.0, cost_s=cost_s))
+        assert [queue.pop(0).id for _ in range(3)] == [1, 0, 2]

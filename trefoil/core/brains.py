@@ -150,8 +150,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class GovernedStage:
-    """Stage that a clock governs, on one slice. Latencies, the mean and a quantile, are those of `samples` answers
-    since the clock was last changed; `sensitivity_weight`: the part of its time that follows the clock.
+    """Stage that a clock governs, on one slice. Latencies, the mean and quantiles, are those of the newest `samples`
+    answers, as they would be at the clock of now; `sensitivity_weight`: the part of its time that follows the clock.
     """
 
     family: str
@@ -335,7 +335,7 @@ class Router(Protocol):
 
 
 class Governor(Protocol):
-    """Governor of one device's clocks."""
+    """Governor of one device's clocks. It sees the answers of 10 s; one with an attribute `remembers_s`, of so long."""
 
     def step(self, view: GovernorView) -> ClockDecision:
         """Decide the device's clock, with the reason."""

@@ -9,15 +9,19 @@ dynamic_w span between idle and an inference load that keeps every SM busy; belo
           not reach the board limit. Synthetic until measured.
 clock_law c1 r + c3 r^3 with r = f / f_max: linear at constant voltage, cubic where voltage follows (Zeus, mu-Serve).
 
-A clock that nobody profiled, in the simulated driver, pace files, the simulator and planners (`at_clock`): the part
-`clock_sensitivity` of the time follows the clock (`stretch`), the rest does not; active power follows `clock_law`. Rows
-that do not say how much are taken for compute-bound, the pessimistic assumption. docs/clocks.md has the sources.
+A clock that is not profiled, in the simulated driver, pace files, the simulator and planners (`rows_at`): between two
+profiled clocks a time is linear in 1/f; beyond them the part `clock_sensitivity` of it follows the clock (`stretch`).
+Active power follows `clock_law`. Without rows at two clocks and without a stated sensitivity all of the time follows
+the clock, the pessimistic assumption. docs/clocks.md has the sources.
 
 `saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this:
 truth and estimate differ on purpose, by at most CONCAVITY of a small load.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 from trefoil.core.common import Basis, ProfileRow, Provenance
@@ -104,8 +108,67 @@ def stretch(row_clock_mhz: int, clock_mhz: int, sensitivity: float = 1.0) -> flo
     return 1.0 - sensitivity + sensitivity * row_clock_mhz / clock_mhz if row_clock_mhz and clock_mhz else 1.0
 
 
+def fitted_sensitivity(times: Sequence[tuple[int, float]], clock_mhz: int) -> float | None:
+    """Part of a time that follows the clock at `clock_mhz`, by least squares of T = a + b / f with a, b >= 0.
+
+    `times`: (clock [MHz], time) of one operating point. None: they are of fewer than two clocks.
+    """
+    periods = [1.0 / mhz for mhz, _ in times if mhz]
+    if len(set(periods)) < 2 or len(periods) < len(times) or not clock_mhz:
+        return None
+    mean_period, mean_time = sum(periods) / len(periods), sum(time for _, time in times) / len(times)
+    spread = sum((period - mean_period) ** 2 for period in periods)
+    slope = sum((x - mean_period) * (time - mean_time) for x, (_, time) in zip(periods, times, strict=True)) / spread
+    follows = max(0.0, slope) / clock_mhz
+    stays = max(0.0, mean_time - max(0.0, slope) * mean_period)
+    return follows / (follows + stays)
+
+
+def rows_at(device: DeviceType, rows: Iterable[ProfileRow], clock_mhz: int) -> tuple[ProfileRow, ...]:
+    """Rows of one variant on one slice type at a clock (0: the highest that is profiled), ascending by batch.
+
+    Rows of that very clock if there are any, else each batch by its own rows.
+    """
+    known = sorted(rows, key=lambda row: (row.batch, row.clock_mhz))
+    wanted_mhz = clock_mhz or max((row.clock_mhz for row in known), default=0)
+    if exact := tuple(row for row in known if row.clock_mhz == wanted_mhz):
+        return exact
+    return tuple(_row_at(device, list(same), wanted_mhz) for _, same in groupby(known, lambda row: row.batch))
+
+
+def _row_at(device: DeviceType, rows: Sequence[ProfileRow], clock_mhz: int) -> ProfileRow:
+    """Row of one operating point at a clock, from its rows at others, ascending."""
+    above = min(bisect_left([row.clock_mhz for row in rows], clock_mhz), len(rows) - 1)
+    low, high = rows[above - 1], rows[above]
+    if not 0 < low.clock_mhz < clock_mhz < high.clock_mhz:
+        return at_clock(device, high, clock_mhz)
+    share = (1 / clock_mhz - 1 / high.clock_mhz) / (1 / low.clock_mhz - 1 / high.clock_mhz)  # of the lower clock
+    law, low_law, high_law = (clock_law(device, mhz) for mhz in (clock_mhz, low.clock_mhz, high.clock_mhz))
+
+    def mean(of_low: float, of_high: float) -> float:
+        return share * of_low + (1.0 - share) * of_high
+
+    latency_ms = mean(low.latency_ms_p50, high.latency_ms_p50)
+    active_w = law * mean(
+        low.energy_active_j_per_batch / low.latency_ms_p50 / low_law,
+        high.energy_active_j_per_batch / high.latency_ms_p50 / high_law,
+    )
+    ends = [(row.clock_mhz, row.latency_ms_p50) for row in (low, high)]
+    return replace(
+        high,
+        clock_mhz=clock_mhz,
+        latency_ms_p50=latency_ms,
+        latency_ms_p95=mean(low.latency_ms_p95, high.latency_ms_p95),
+        latency_ms_p99=mean(low.latency_ms_p99, high.latency_ms_p99),
+        throughput_per_s=1.0 / mean(1.0 / low.throughput_per_s, 1.0 / high.throughput_per_s),
+        energy_active_j_per_batch=active_w * latency_ms,
+        power_w=law * mean(low.power_w / low_law, high.power_w / high_law),
+        clock_sensitivity=fitted_sensitivity(ends, clock_mhz) or 0.0,
+    )
+
+
 def at_clock(device: DeviceType, row: ProfileRow, clock_mhz: int) -> ProfileRow:
-    """Profile row as it is taken to be at another clock; 0 = as it is."""
+    """Profile row at another clock by its sensitivity; 0 = unchanged."""
     if not clock_mhz or clock_mhz == row.clock_mhz:
         return row
     longer = stretch(row.clock_mhz, clock_mhz, row.clock_sensitivity)
@@ -119,6 +182,7 @@ def at_clock(device: DeviceType, row: ProfileRow, clock_mhz: int) -> ProfileRow:
         throughput_per_s=row.throughput_per_s / longer,
         energy_active_j_per_batch=row.energy_active_j_per_batch * longer * watts,
         power_w=row.power_w * watts,
+        clock_sensitivity=row.clock_sensitivity * row.clock_mhz / clock_mhz / longer,
     )
 
 

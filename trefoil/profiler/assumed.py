@@ -10,7 +10,7 @@ it computes (core/power.py). Good for a first look at plans; what saves what is 
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,6 +28,7 @@ SERVER_MS: Final = 0.3
 CV: Final = 0.05
 BATCHES: Final = (1, 2, 4, 8, 16, 32)
 GRAPH_TIMEOUT_S: Final = 600.0
+HALF: Final = 0.5  # of the highest clock: a sensitivity is what the time grows by from one to the other
 A100_MHZ: Final = 1410
 A100_80GB_GB_PER_S: Final = 2039.0
 GB_PER_S: Final = {  # of data sheets; a board outside MIG has what it has in it
@@ -125,12 +126,16 @@ def assumed_points(
 def _point(
     kind: DeviceType, shape: SliceType, variant: Variant, cost: GraphCost, law: cost_law.LatencyLaw, batch: int
 ) -> ProfilePoint:
-    mean_ms = SERVER_MS + cost_law.bare_ms(law, cost.features, machine_of(kind, shape), batch)
+    machine = machine_of(kind, shape)
+    mean_ms, half_ms = (
+        SERVER_MS + cost_law.bare_ms(law, cost.features, replace(machine, clock=clock), batch) for clock in (1.0, HALF)
+    )
     point = cost_law.Point(mean_ms, CV, 0.0)
     p50, p95, p99 = (point.quantile_ms(name) for name in cost_law.NORMAL_QUANTILES)
     return ProfilePoint(
         kind.name, shape.name, variant.name, batch, max(kind.clocks_mhz, default=0), (p50, p95, p99),
         batch * MS_PER_S / mean_ms, None, variant.memory_mib, samples=0, simulated=True,
+        clock_sensitivity=min(1.0, half_ms / mean_ms - 1.0),
     )  # fmt: skip
 
 

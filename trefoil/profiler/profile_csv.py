@@ -2,17 +2,18 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 from trefoil.core.catalog import Family
-from trefoil.core.device_types import device_share, device_type
+from trefoil.core.device_types import device_share, device_type, profile_type
 from trefoil.core.errors import CatalogError, SettingError
-from trefoil.core.power import clock_law, dynamic_w
+from trefoil.core.power import clock_law, dynamic_w, fitted_sensitivity
 from trefoil.core.units import MS_PER_S
-from trefoil.runtime.repository import COLUMNS, HEADER_KEYS, load_family
+from trefoil.runtime.repository import COLUMNS, HEADER_KEYS, SENSITIVITY, load_family
 
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
@@ -46,6 +47,8 @@ class ProfilePoint:
     simulated: bool = False
     rates: tuple[LoadPoint, ...] = field(default=())
     instances: int = 1
+    clock_sensitivity: float | None = None
+    """Part of the time that follows the clock, where a law states it; else it is fitted to points at two clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +110,31 @@ def profile_text(points: Sequence[ProfilePoint], provenance: ProfileProvenance, 
     values = dict(
         zip(HEADER_KEYS, (basis, source, provenance.machine, provenance.date, provenance.commit), strict=True)
     )
+    sensitivities = [_sensitivity(point, rows) for point in rows]
+    if any(sensitivities):
+        values[SENSITIVITY] = "fitted to times at other clocks, or stated by the law of docs/profiles.md"
     text = io.StringIO()
     text.writelines(f"# {key}: {value}\n" for key, value in values.items())
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for point in rows:
+    writer.writerow([*COLUMNS, SENSITIVITY] if any(sensitivities) else COLUMNS)
+    for point, sensitivity in zip(rows, sensitivities, strict=True):
         joules = estimated_j(point) if point.energy_active_j is None else point.energy_active_j
         key = [point.device_type, point.slice_type, point.variant, "0", point.batch, point.clock_mhz, ""]
         latency = [f"{value:.4f}" for value in point.latency_ms]
         power_w = joules / (point.latency_ms[0] / MS_PER_S)
         numbers = [f"{n:.6g}" for n in (point.throughput_per_s, joules, power_w)]
-        writer.writerow([*key, *latency, *numbers, point.memory_mib])
+        writer.writerow([*key, *latency, *numbers, point.memory_mib, *([sensitivity] if any(sensitivities) else [])])
     return text.getvalue()
+
+
+def _sensitivity(point: ProfilePoint, points: Sequence[ProfilePoint]) -> str:
+    """Cell of the clock sensitivity; empty where neither a law nor another clock says it."""
+    s = point.clock_sensitivity
+    if s is None:
+        key = attrgetter("device_type", "slice_type", "variant", "batch")
+        times = [(one.clock_mhz, one.latency_ms[0]) for one in points if key(one) == key(point)]
+        s = fitted_sensitivity(times, point.clock_mhz)
+    return "" if s is None else f"{s:.4f}"
 
 
 def write_profile(path: Path, folder: Path, text: str, variants: Sequence[str] = ()) -> int:
@@ -135,6 +151,36 @@ def write_profile(path: Path, folder: Path, text: str, variants: Sequence[str] =
         raise
     draft.replace(path)
     return len(rows)
+
+
+def write_sensitivity(
+    path: Path, folder: Path, variant: str, device_type: str, s: Mapping[int, float], source: str
+) -> int:
+    """Write the clock sensitivity into a profile.csv: of a variant on a device type, by stage (0: the whole), and count
+    the rows that have it now.
+
+    Raises:
+        CatalogError: no row is of them, or the profile cannot be read.
+    """
+    load_family(folder, path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comments = [line for line in lines if line.startswith("#")]
+    rows = list(csv.DictReader((line for line in lines if not line.startswith("#")), skipinitialspace=True))
+    kind, known = profile_type(device_type), 0
+    for row in rows:
+        stage = int(row["stage"])
+        if (profile_type(row["device_type"]), row["variant"]) == (kind, variant) and stage in s:
+            row[SENSITIVITY], known = f"{min(1.0, max(0.0, s[stage])):.4f}", known + 1
+    if not known:
+        remedy = f"trefoil family profile {folder.name}"
+        raise CatalogError(f"{path} has no row of {variant}", field="device", value=device_type, remedy=remedy)
+    text = io.StringIO()
+    text.writelines(f"{line}\n" for line in dict.fromkeys([*comments, f"# {SENSITIVITY}: {source}"]))
+    writer = csv.DictWriter(text, list(dict.fromkeys([*rows[0], SENSITIVITY])), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_profile(path, folder, text.getvalue())
+    return known
 
 
 def selected_variants(family: Family, names: Sequence[str]) -> list[str]:

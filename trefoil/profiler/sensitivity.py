@@ -20,10 +20,9 @@ from trefoil.core.device_types import NO_MIG
 from trefoil.core.errors import SettingError, one_of
 from trefoil.core.fleet import DeviceType
 from trefoil.core.units import MS_PER_S
-from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, OperatorCost
+from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, HALF, OperatorCost
 
 LAUNCH_MS: Final = 0.005  # of a kernel, from the CPU: an assumption, of the size that CUDA's launches are known for
-HALF: Final = 0.5
 INSENSITIVE: Final = 1.0  # scores below: mu-Serve section 4.4
 MODELLED: Final = "modelled by a roofline, not measured"
 

@@ -18,6 +18,7 @@ from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, ProfileRow, Provenance
 from trefoil.core.outside.ranges import Ranged
+from trefoil.core.power import fitted_sensitivity
 from trefoil.installation import MODELS, repositories
 from trefoil.runtime.config import explain
 from trefoil.runtime.given.repository_names import (
@@ -101,13 +102,13 @@ class _Row(Ranged):
     energy_active_j_per_batch: NotNegative
     power_w: NotNegative
     memory_mib: Annotated[int, Field(ge=0, le=2**31)]
-    clock_sensitivity: Annotated[float, Field(ge=0, le=1)] = 1.0
+    clock_sensitivity: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @field_validator("clock_sensitivity", mode="before")
     @classmethod
-    def _all_of_it(cls, value: object) -> object:
-        """An empty cell: all of its time follows the clock."""
-        return 1.0 if value == "" else value
+    def _not_stated(cls, value: object) -> object:
+        """An empty cell: not stated."""
+        return None if value == "" else value
 
     @field_validator("cohosted", mode="before")
     @classmethod
@@ -271,9 +272,14 @@ def _parse_profile(path: Path, text: str, family: Family, variants: Sequence[str
         remedy = f"write '# {SENSITIVITY}: measured by ...', or leave the column out"
         raise errors.CatalogError(f"{path}: its source is not named", field=SENSITIVITY, remedy=remedy)
     known = [variant.name for variant in family.variants]
-    rows: list[ProfileRow] = []
+    read: list[_Row] = []
     for (number, _), cells in zip(numbered[1:], _cells(path, [line for _, line in numbered[1:]]), strict=True):
-        rows.append(_row(f"{path} line {number}", family.name, known, header, cells, provenance))
+        read.append(_row(f"{path} line {number}", known, header, cells))
+    stated = zip(read, _sensitivities(read), strict=True)
+    rows = [
+        ProfileRow(family=family.name, provenance=provenance, **one.model_dump() | {SENSITIVITY: s})
+        for one, s in stated
+    ]
     _assert_unique([tuple(getattr(row, name) for name in KEY_COLUMNS) for row in rows], "operating point", str(path))
     _assert_batches_grow(rows, str(path))
     for variant in variants or known:
@@ -282,9 +288,7 @@ def _parse_profile(path: Path, text: str, family: Family, variants: Sequence[str
     return tuple(rows)
 
 
-def _row(
-    where: str, family: str, known: list[str], header: list[str], cells: list[str], provenance: Provenance
-) -> ProfileRow:
+def _row(where: str, known: list[str], header: list[str], cells: list[str]) -> _Row:
     if len(cells) != len(header):
         raise errors.CatalogError(
             f"{where}: {len(cells)} cells for {len(header)} columns", remedy="write one cell per column"
@@ -305,7 +309,27 @@ def _row(
             raise errors.CatalogError(
                 f"{where}: above {high}", field=low, value=getattr(read, low), remedy="order the quantiles"
             )
-    return ProfileRow(family=family, provenance=provenance, **read.model_dump())
+    return read
+
+
+def _sensitivities(rows: Sequence[_Row]) -> list[float]:
+    """Clock sensitivity of each row: stated, or fitted to its operating point's rows at other clocks, or 1."""
+    times: dict[tuple[object, ...], list[tuple[int, float]]] = {}
+    for row in rows:
+        times.setdefault(_point(row), []).append((row.clock_mhz, row.latency_ms_p50))
+
+    def of(row: _Row) -> float:
+        if row.clock_sensitivity is not None:
+            return row.clock_sensitivity
+        fitted = fitted_sensitivity(times[_point(row)], row.clock_mhz)
+        return 1.0 if fitted is None else fitted
+
+    return [of(row) for row in rows]
+
+
+def _point(row: _Row) -> tuple[object, ...]:
+    """Operating point of a row, whatever its clock."""
+    return tuple(getattr(row, name) for name in KEY_COLUMNS if name != "clock_mhz")
 
 
 def _provenance(path: Path, comments: Iterable[str]) -> Provenance:

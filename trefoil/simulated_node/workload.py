@@ -94,20 +94,12 @@ class Workload:
         found = {}
         for (model, variant), rows in sorted(by_variant.items()):
             version = self._versions[family_of(model), variant]
-            nearest = min({row.clock_mhz for row in rows}, key=lambda listed: abs(listed - clock_mhz))
-            points = tuple(
-                self._operating_point(row, clock_mhz)
-                for row in sorted(rows, key=lambda row: row.batch)
-                if row.clock_mhz == nearest
-            )
+            at = power.rows_at(self._device, rows, clock_mhz)
+            points = tuple(self._operating_point(row) for row in at)
             found[family_crc32(model), version] = LoadedVersion(model, variant, version, points)
         return found
 
-    def _operating_point(self, row: ProfileRow, clock_mhz: int) -> BatchPoint:
-        service = service_time(row)
-        mean_ms, cv = service.mean_ms, service.cv
-        density = power.density(
-            self._device, row.slice_type, row.clock_mhz, mean_ms / 1e3, row.energy_active_j_per_batch
-        )
-        longer = power.stretch(row.clock_mhz, clock_mhz, row.clock_sensitivity)
-        return BatchPoint(row.batch, mean_ms * longer, cv, density)
+    def _operating_point(self, row: ProfileRow) -> BatchPoint:
+        service, joules = service_time(row), row.energy_active_j_per_batch
+        density = power.density(self._device, row.slice_type, row.clock_mhz, service.mean_ms / 1e3, joules)
+        return BatchPoint(row.batch, service.mean_ms, service.cv, density)

@@ -31,7 +31,7 @@ from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.energy import EnergySample, ReceiptRate
 from trefoil.core.fleet import DeviceStatus, DeviceType, NodeStatus, SliceKey
 from trefoil.core.plan import Plan
-from trefoil.core.power import at_clock
+from trefoil.core.power import rows_at
 
 WORKER_WAIT_S: Final = 3.0  # how long a sample waits for the windows of a worker that has gone silent
 SAMPLE_WAIT_S: Final = 600.0  # how long windows wait for samples: an agent sends the last ten minutes again
@@ -356,12 +356,9 @@ class Receipts:
 def energy_line(rows: Iterable[ProfileRow], kind: DeviceType, clock_mhz: int = 0) -> EnergyLine:
     """Energy over items, from the rows of one variant on one slice type of a device type, at a clock (0 = the highest
     profiled)."""
-    known = sorted(rows, key=lambda row: row.batch)
-    if not known:
+    at = rows_at(kind, rows, clock_mhz)
+    if not at:
         return NO_PROFILE
-    clocks = {row.clock_mhz for row in known}
-    nearest = min(clocks, key=lambda clock: abs(clock - clock_mhz)) if clock_mhz else max(clocks)
-    at = [at_clock(kind, row, clock_mhz) for row in known if row.clock_mhz == nearest]
     low, high = at[0], at[-1]
     basis = low.provenance.basis if low.provenance is not None else Basis.MODELLED
     if basis == Basis.MEASURED:

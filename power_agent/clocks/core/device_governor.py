@@ -4,20 +4,25 @@ A governor is made when the plan names it, and stepped when the plan of its devi
 for. Its clock is the upper end of what is locked: under load a GPU runs there, idle it may fall to the range's lower
 end. 0 is no limit but the plan's. Leases and sleep go before it (`clock_control.py`).
 
-Data: the planned device, what it can do, whether it does, the latency of its slices since its clock was last changed.
-Time is monotonic seconds.
+Data: the planned device, what it can do, whether it does, the latency of its slices, the clocks that it had. What was
+answered under other slices, or while a lock did not hold, is forgotten. Time is monotonic seconds.
 """
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from power_agent.clocks.core.clock_control import Ability, ClockRange, planned_range, snap_down
-from power_agent.clocks.core.slice_latencies import SliceLatencies
+from power_agent.clocks.core.slice_latencies import ClockPeriod, SliceLatencies
 from power_agent.governors import governor_of
 from trefoil.core.brains import ClockDecision, Governor, GovernorView
 from trefoil.core.catalog import Catalog
 from trefoil.core.parts import Value
-from trefoil.core.plan import PlannedDevice
+from trefoil.core.plan import PlannedDevice, PlannedSlice
+
+REMEMBERS_S: Final = 10.0
+"""Answers of so long a governor sees that does not say it by an attribute `remembers_s` [s]."""
+CLOCKS_MAX: Final = 600  # a step takes a second or more, and no governor remembers longer
 
 
 class DeviceGovernor:
@@ -26,7 +31,8 @@ class DeviceGovernor:
     def __init__(self, override: str, settings: Mapping[str, Value], latencies: SliceLatencies | None = None) -> None:
         self._override, self._settings = override, settings
         self._latencies = latencies or SliceLatencies(Catalog((), ()))
-        self._changed_s = -math.inf
+        self._clocks: list[ClockPeriod] = []
+        self._slices: tuple[PlannedSlice, ...] = ()
         self._name = ""
         self._governor: Governor | None = None
         self._stepped_for: tuple[PlannedDevice, Ability] | None = None
@@ -63,20 +69,23 @@ class DeviceGovernor:
         if self._governor is None or name != self._name:
             settings = self._settings if name else {}  # a device that is not planned has nobody's governor
             self._governor, self._name = governor_of(name, settings), name
+        if not honoured or planned.slices != self._slices:
+            self._clocks, self._slices = [], planned.slices
+        remembers_s = getattr(self._governor, "remembers_s", REMEMBERS_S)
         view = GovernorView(
             now_s=now_s,
             device=planned.device,
             clock_mhz=clock_mhz,
             range_mhz=(given.min_mhz, given.max_mhz) if given else (0, 0),
             supported_mhz=ability.supported_mhz,
-            stages=self._latencies.stages(planned, ability.type, self._changed_s),
+            stages=self._latencies.stages(planned, ability.type, self._clocks, remembers_s),
             honoured=honoured,
             windows_age_s=now_s - self._latencies.heard_s,
         )
-        before = self.decision
         self._stepped_for, self.decision = (planned, ability), self._governor.step(view)
-        if before is None or before.clock_mhz != self.decision.clock_mhz:
-            self._changed_s = now_s
+        clock_mhz = self.decision.clock_mhz or ability.supported_mhz[-1]
+        if not self._clocks or self._clocks[-1].clock_mhz != clock_mhz:
+            self._clocks = [*self._clocks[-CLOCKS_MAX:], ClockPeriod(now_s, clock_mhz)]
 
 
 def limited(given: ClockRange | None, clock_mhz: int, ability: Ability) -> ClockRange | None:

@@ -1,31 +1,49 @@
 """Latencies of the slices of a node, from load windows as they come: what governors see of their stages. Pure.
 
-An answer counts for a device where its window began after the device's clock was last changed, by the time at which the
-window came less its length: stamps of other machines' clocks are not read. Of those the newest count, as many windows
-as hold `ENOUGH` answers, at most those of `SPAN_S`: where many ask, a change is seen at once, and where few do, at all.
+An answer is of the clock that its device had when its window began: that is when the window came less its length, as
+stamps of other machines' clocks are not read. At the clock of now it would have taken as much longer as the law of
+trefoil/core/power.py says. Of a slice the newest windows count, as many as hold `ENOUGH` answers, at most those that
+the governor remembers: where many requests come a change is seen at once, and where few do it is seen at all.
 
-Data: load windows, objectives, the profile. Decision: none.
+Data: load windows, objectives, the profile, the clocks that each device had. Decision: none.
 """
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from trefoil.core.brains import GovernedStage
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import LoadWindow
 from trefoil.core.fleet import Hosted, SliceKey
-from trefoil.core.latency import Histogram, merge, quantile_ms, within
+from trefoil.core.latency import Histogram, merge, quantile_ms, scaled, within
 from trefoil.core.plan import PlannedDevice
+from trefoil.core.power import stretch
 
-SPAN_S: Final = 10.0
+SPAN_S: Final = 600.0  # at most what a governor may remember
 ATTAINED_S: Final = 60.0  # over which it is judged whether an SLO is kept
 DEFAULT_QUANTILE: Final = 0.95
 ENOUGH: Final = 40  # answers: a p95 is then of the two slowest
 
 Answers = Mapping[tuple[SliceKey, str], Histogram]
 """Latencies by slice and family."""
+
+
+class ClockPeriod(NamedTuple):
+    """Clock of a device from a time on."""
+
+    since_s: float
+    clock_mhz: int
+
+
+class _Window(NamedTuple):
+    """Answers of a slice and family in a window. `in_time`: within the SLO of then; None: none was known."""
+
+    began_s: float
+    came_s: float
+    answers: Histogram
+    in_time: int | None
 
 
 class SliceLatencies:
@@ -36,16 +54,15 @@ class SliceLatencies:
         self.slo_ms: Mapping[str, float] = {}
         self.slo_quantile: Mapping[str, float] = {}
         self.heard_s = -math.inf
-        self._windows: deque[tuple[float, float, Answers]] = deque()  # when each began and came
-        self._kept: deque[tuple[float, Mapping[tuple[SliceKey, str], tuple[int, int]]]] = deque()  # in the SLO, of all
+        self._windows: dict[tuple[SliceKey, str], deque[_Window]] = {}
         self.learn(catalog)
 
     def learn(self, catalog: Catalog) -> None:
         """Go by another catalogue from now on."""
-        self._weights: dict[tuple[str, str, str, str, int], float] = {}
+        self._highest: dict[tuple[str, str, str, str, int], tuple[int, float]] = {}  # clock, and s there of all batches
         for row in catalog.rows:
             key = (row.device_type, row.slice_type, row.family, row.variant, row.stage)
-            self._weights[key] = max(row.clock_sensitivity, self._weights.get(key, 0.0))
+            self._highest[key] = max(self._highest.get(key, (0, 0.0)), (row.clock_mhz, row.clock_sensitivity))
 
     def add_window(self, window: LoadWindow, now_s: float) -> None:
         """Add a window that came now."""
@@ -60,39 +77,48 @@ class SliceLatencies:
     def add(self, answers: Answers, began_s: float, now_s: float) -> None:
         """Add what was answered between two times."""
         self.heard_s = now_s
-        if answers:
-            self._windows.append((began_s, now_s, answers))
-            known = {key: one for key, one in answers.items() if self.slo_ms.get(key[1])}
-            self._kept.append((now_s, {k: (within(one, self.slo_ms[k[1]]), one.total) for k, one in known.items()}))
-        while self._kept and self._kept[0][0] < now_s - ATTAINED_S:
-            self._kept.popleft()
-        while self._windows and self._windows[0][1] < now_s - SPAN_S:
-            self._windows.popleft()
+        for key, one in answers.items():
+            slo_ms = self.slo_ms.get(key[1])
+            in_time = within(one, slo_ms) if slo_ms else None
+            self._windows.setdefault(key, deque()).append(_Window(began_s, now_s, one, in_time))
+        for windows in self._windows.values():
+            while windows and windows[0].came_s < now_s - SPAN_S:
+                windows.popleft()
+        self._windows = {key: windows for key, windows in self._windows.items() if windows}
 
-    def stages(self, planned: PlannedDevice, device_type: str, since_s: float) -> tuple[GovernedStage, ...]:
-        """Stages of a device, slice by slice, each with what was answered since then."""
-        since = [answers for began_s, _, answers in reversed(self._windows) if began_s >= since_s]
+    def stages(
+        self, planned: PlannedDevice, device_type: str, clocks: Sequence[ClockPeriod], remembers_s: float
+    ) -> tuple[GovernedStage, ...]:
+        """Stages of a device, slice by slice, each with the answers of the last `remembers_s` as they would be at the
+        last of its `clocks`, which ascend; what came before the first of them does not count."""
         return tuple(
-            self._stage(device_type, part.key, hosted, since)
+            self._stage(device_type, part.key, hosted, clocks, self.heard_s - remembers_s)
             for part in sorted(planned.slices, key=lambda part: part.key)
             for hosted in part.hosted
         )
 
-    def _stage(self, device_type: str, key: SliceKey, hosted: Hosted, newest: Sequence[Answers]) -> GovernedStage:
-        family, known, samples = hosted.family, list[Histogram](), 0
-        for answers in newest:
-            if (one := answers.get((key, family))) is not None:
-                known.append(one)
-                samples += one.total
-                if samples >= ENOUGH:
-                    break
+    def _stage(
+        self, device_type: str, key: SliceKey, hosted: Hosted, clocks: Sequence[ClockPeriod], from_s: float
+    ) -> GovernedStage:
+        family, windows = hosted.family, self._windows.get((key, hosted.family), ())
+        own = (device_type, key.slice_type, family, hosted.variant)
+        whole = self._highest.get((*own, 0), (1, 1.0))  # all of it follows the clock, whichever was the highest
+        top_mhz, weight = self._highest.get((*own, hosted.stage + 1), whole) if hosted.stages > 1 else whole
+        known, samples = list[Histogram](), 0
+        for window in reversed(windows):
+            then_mhz = _clock_at(clocks, window.began_s)
+            if then_mhz is None or window.came_s < from_s or samples >= ENOUGH:
+                break
+            known.append(_moved(window.answers, top_mhz, then_mhz, clocks[-1].clock_mhz, weight))
+            samples += window.answers.total
         found = merge(known)
         mean_ms = found.sum_ms / found.total if found.total else 0.0
-        own = (device_type, key.slice_type, family, hosted.variant)
-        whole = self._weights.get((*own, 0), 1.0)
-        weight = self._weights.get((*own, hosted.stage + 1), whole) if hosted.stages > 1 else whole
         quantile = self.slo_quantile.get(family, DEFAULT_QUANTILE)
-        counts = [counted[key, family] for _, counted in self._kept if (key, family) in counted]
+        counts = [
+            (window.in_time, window.answers.total)
+            for window in windows
+            if window.in_time is not None and window.came_s >= self.heard_s - ATTAINED_S
+        ]
         good, total = sum(n for n, _ in counts), sum(n for _, n in counts)
         return GovernedStage(
             family,
@@ -108,3 +134,15 @@ class SliceLatencies:
             good / total if total else 1.0,
             total,
         )
+
+
+def _clock_at(clocks: Sequence[ClockPeriod], at_s: float) -> int | None:
+    """Clock at a time; None: before the first that is known."""
+    return next((period.clock_mhz for period in reversed(clocks) if period.since_s <= at_s), None)
+
+
+def _moved(answers: Histogram, top_mhz: int, then_mhz: int, now_mhz: int, s: float) -> Histogram:
+    """Answers of one clock as they would be at another."""
+    if then_mhz == now_mhz or not answers.total:
+        return answers
+    return scaled(answers, stretch(top_mhz, now_mhz, s) / stretch(top_mhz, then_mhz, s))

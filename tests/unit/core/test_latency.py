@@ -28,6 +28,14 @@ def test_merging_equals_counting_together(a, b):
     assert merged.sum_ms == pytest.approx(together.sum_ms)
 
 
+@given(st.lists(st.floats(1.0, 1e4), min_size=1, max_size=50), st.floats(0.1, 10.0), st.floats(0.01, 1.0))
+def test_scaled_latencies_keep_their_mean_and_miss_a_quantile_by_a_bucket(values, factor, q):
+    moved = latency.scaled(latency.build_histogram(values), factor)
+    exact = latency.build_histogram([factor * value for value in values])
+    assert (moved.total, moved.sum_ms, moved.max_ms) == pytest.approx((exact.total, exact.sum_ms, exact.max_ms))
+    assert latency.quantile_ms(moved, q) == pytest.approx(latency.quantile_ms(exact, q), rel=0.07)
+
+
 def test_extremes_and_empty():
     assert latency.bucket(0.0) == 0
     assert latency.bucket(1e12) == latency.BUCKETS - 1

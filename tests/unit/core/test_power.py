@@ -71,3 +71,51 @@ def test_a_row_at_another_clock_keeps_its_density(clock, shape):
         moved.energy_active_j_per_batch / known.energy_active_j_per_batch
     )
     assert power.at_clock(A100_40GB, known, 0) is known
+
+
+def profiled(*clocks_ms: tuple[int, float], s: float = 1.0):
+    """Rows of one batch at clocks, with these times and as much energy as density 1 has there."""
+    rows = []
+    for clock_mhz, time_ms in clocks_ms:
+        joules = power.active_w(A100_40GB, "7g.40gb", clock_mhz) * time_ms / 1e3
+        rows.append(
+            replace(
+                row("l", "7g.40gb", 40.0), clock_mhz=clock_mhz, latency_ms_p50=time_ms, latency_ms_p95=1.1 * time_ms,
+                latency_ms_p99=1.2 * time_ms, throughput_per_s=1e3 / time_ms, energy_active_j_per_batch=joules,
+                clock_sensitivity=s,
+            )
+        )  # fmt: skip
+    return rows
+
+
+@given(clock=st.sampled_from([mhz for mhz in A100_40GB.clocks_mhz if 735 < mhz < 1410]), s=st.floats(0, 1))
+def test_between_two_profiled_clocks_a_time_is_linear_in_its_period_and_keeps_its_density(clock, s):
+    top_ms = 40.0
+    known = profiled((1410, top_ms), (735, top_ms * power.stretch(1410, 735, s)))
+    (found,) = power.rows_at(A100_40GB, known, clock)
+    assert found.latency_ms_p50 == pytest.approx(top_ms * power.stretch(1410, clock, s))
+    assert found.latency_ms_p95 == pytest.approx(1.1 * found.latency_ms_p50)
+    assert found.throughput_per_s == pytest.approx(1e3 / found.latency_ms_p50)
+    joules = power.active_w(A100_40GB, "7g.40gb", clock) * found.latency_ms_p50 / 1e3
+    assert found.energy_active_j_per_batch == pytest.approx(joules)
+    again = power.at_clock(A100_40GB, found, 1410)
+    assert again.latency_ms_p50 == pytest.approx(top_ms), "its sensitivity is that of its own clock"
+
+
+def test_over_all_clocks_a_time_never_falls_with_the_clock_where_no_profiled_one_does():
+    known = profiled((1410, 38.0), (1005, 39.0), (735, 41.0), s=0.1)
+    times = [power.rows_at(A100_40GB, known, mhz)[0].latency_ms_p50 for mhz in A100_40GB.clocks_mhz]
+    assert times == sorted(times, reverse=True)
+    assert power.rows_at(A100_40GB, known, 0) == power.rows_at(A100_40GB, known, 1410) == (known[0],)
+    assert times[0] == pytest.approx(41.0 * power.stretch(735, A100_40GB.clocks_mhz[0], 0.1))
+
+
+def test_the_sensitivity_is_fitted_over_the_periods_of_all_clocks():
+    times = [(mhz, 40.0 * power.stretch(1410, mhz, 0.3)) for mhz in (1410, 1140, 735)]
+    assert power.fitted_sensitivity(times, 1410) == pytest.approx(0.3)
+    at_735 = 0.3 * (1410 / 735) / power.stretch(1410, 735, 0.3)
+    assert power.fitted_sensitivity(times, 735) == pytest.approx(at_735)
+    assert power.fitted_sensitivity([(1410, 40.0), (705, 39.0)], 1410) == 0.0, "noise makes no slope"
+    assert power.fitted_sensitivity([(1410, 40.0), (705, 90.0)], 1410) == 1.0
+    assert power.fitted_sensitivity([(1410, 40.0)], 1410) is None
+    assert power.fitted_sensitivity([(1410, 40.0), (0, 40.0)], 1410) is None, "a clock is not known"

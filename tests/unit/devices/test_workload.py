@@ -84,6 +84,16 @@ def test_an_unprofiled_clock_stretches_the_service_time():
     assert entry.service_ms_mean == pytest.approx(15.0)
 
 
+def test_between_two_profiled_clocks_a_pace_lies_between_their_rows():
+    full = replace(row("f-l", 1, 10.0, 2.5), throughput_per_s=100.0)
+    rows = (full, replace(row("f-l", 1, 12.0, 1.5), clock_mhz=705, throughput_per_s=80.0))
+    workload = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), rows))
+    times = [workload.entries("7g.40gb", mhz)[0].service_ms_mean for mhz in A100_40GB.clocks_mhz if mhz >= 705]
+    assert times == sorted(times, reverse=True)
+    assert (times[0], times[-1]) == pytest.approx((12.0, 10.0))
+    assert workload.entries("7g.40gb", 940)[0].service_ms_mean == pytest.approx(10.0 + 2.0 * (1410 / 940 - 1))
+
+
 def test_a_pace_file_holds_every_family_as_one_may_be_loaded_at_any_time():
     other = Family("g", "m", (Variant("g-s", 1, 0.8, "", 16, 1.0, 1, ""),))
     rows = (row("f-s", 1, 10.0, 2.5), replace(row("g-s", 1, 12.0, 2.5), family="g", clock_mhz=1000))

@@ -10,7 +10,7 @@ from dispatcher.routing.core import routing_table
 from dispatcher.routing.core.receipts import ENERGY, METHOD, Receipts
 from dispatcher.service.accounting import LoadCounters
 from dispatcher.transport.core import kserve_wire
-from power_agent.clocks.core.slice_latencies import SliceLatencies
+from power_agent.clocks.core.slice_latencies import ClockPeriod, SliceLatencies
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Basis, Revision
@@ -137,6 +137,5 @@ def test_an_answer_counts_once_and_each_governor_sees_the_whole_latency():
     seen.add_window(window, 10.0)
     parts = tuple(PlannedSlice(key(n), (Hosted("digits", "digits-l", 4, n, 2, 1, 8),), 2) for n in range(2))
     device = PlannedDevice("node0/gpu0", DeviceState.AWAKE, parts)
-    assert [(s.stage, s.samples, s.latency_ms) for s in seen.stages(device, "A100-SXM4-40GB", 0.0)] == [
-        (0, 1, 50.0), (1, 1, 50.0),
-    ]  # fmt: skip
+    stages = seen.stages(device, "A100-SXM4-40GB", [ClockPeriod(0.0, 1410)], 10.0)
+    assert [(s.stage, s.samples, s.latency_ms) for s in stages] == [(0, 1, 50.0), (1, 1, 50.0)]

@@ -9,7 +9,7 @@ import pytest
 
 from power_agent.clocks.core.clock_control import Ability, ClockRange
 from power_agent.clocks.core.device_governor import DeviceGovernor
-from power_agent.clocks.core.slice_latencies import SliceLatencies
+from power_agent.clocks.core.slice_latencies import ClockPeriod, SliceLatencies
 from power_agent.governors import GOVERNORS, governor_of
 from power_agent.governors.miad import Miad, MiadSettings
 from power_agent.publisher import Publisher
@@ -94,15 +94,20 @@ def window(*cells: tuple[SliceKey, str, list[float]], length_s: float = 0.5, seq
     )
 
 
-def test_a_governor_is_told_who_is_hosted_and_how_late_each_slice_was_since_the_clock_changed():
+SINCE_10 = [ClockPeriod(10.0, 1410)]
+
+
+def test_a_governor_sees_who_is_hosted_and_how_late_each_slice_was_since_its_clock_is_known():
     row = ProfileRow(A100, "3g.20gb", "digits", "m", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
-    catalog = Catalog((), (replace(row, clock_sensitivity=0.3), replace(row, variant="s", clock_sensitivity=0.7)))
+    slower = replace(row, clock_mhz=735, clock_sensitivity=0.5)  # of its own clock: of the highest it is 0.3
+    full, small = replace(row, clock_sensitivity=0.3), replace(row, variant="s", clock_sensitivity=0.7)
+    catalog = Catalog((), (full, slower, small))
     seen = SliceLatencies(catalog)
     seen.slo_ms = {"digits": 75.0}
     plan = replace(planned(), slices=SERVING)
     for at_s in (10.0, 10.5, 11.0):
         seen.add_window(window((ONE, "digits", [at_s, 2 * at_s]), (OTHER, "words", [7.0])), at_s)
-    found = {(stage.family, stage.samples): stage for stage in seen.stages(plan, A100, 10.0)}
+    found = {(stage.family, stage.samples): stage for stage in seen.stages(plan, A100, SINCE_10, 10.0)}
     assert sorted(found) == [("digits", 0), ("digits", 4), ("words", 0), ("words", 2)], "of each slice its own"
     digits = found["digits", 4]
     assert (digits.slo_ms, digits.sensitivity_weight, digits.observed_at_s) == (75.0, 0.3, 11.0)
@@ -110,10 +115,12 @@ def test_a_governor_is_told_who_is_hosted_and_how_late_each_slice_was_since_the_
     assert digits.latency_ms_p95 == pytest.approx(22.0, rel=0.03)
     assert found["digits", 0].sensitivity_weight == 1.0, "nobody profiled it there"
     seen.add_window(window((ONE, "digits", [50.0] * 40)), 11.5)
-    (digits,) = (stage for stage in seen.stages(plan, A100, 10.0) if stage.family == "digits" and stage.samples)
+    (digits,) = (
+        stage for stage in seen.stages(plan, A100, SINCE_10, 10.0) if stage.family == "digits" and stage.samples
+    )
     assert (digits.latency_ms, digits.samples) == (50.0, 40), "the newest are enough: what is new is not averaged away"
     seen.add_window(window(), 30.0)
-    assert not any(stage.samples for stage in seen.stages(plan, A100, 0.0)), "what is long ago is forgotten"
+    assert not any(stage.samples for stage in seen.stages(plan, A100, SINCE_10, 10.0)), "what is long ago is forgotten"
     assert seen.heard_s == 30.0
 
 
@@ -124,7 +131,7 @@ def governed(at_s: float, one: DeviceGovernor, plan: PlannedDevice, honoured: bo
 def test_the_family_that_is_nearest_its_slo_decides_for_the_whole_gpu():
     seen, plan = SliceLatencies(Catalog((), ())), replace(planned(0, 1410, "miad"), slices=SERVING)
     seen.slo_ms = {"digits": 100.0, "words": 100.0}
-    for literal, then in ((False, [1410, 1410, 1410]), (True, [1410, 1320, 1230])):
+    for literal, then in ((False, [1410, 1410, 1410]), (True, [1410, 1320, 1410])):  # 93 ms are 99 there
         one, clocks = DeviceGovernor("", {"literal": literal}, seen), []
         for second in range(3):
             seen.add_window(
@@ -132,7 +139,7 @@ def test_the_family_that_is_nearest_its_slo_decides_for_the_whole_gpu():
             )
             clocks.append(governed(100.0 + second, one, plan))
         assert clocks == then
-        seen.add_window(window((ONE, "digits", [20.0] * 9), (ONE, "words", [99.0] * 9), length_s=0.4), 103.0)
+        seen.add_window(window((ONE, "digits", [20.0] * 9), (ONE, "words", [99.0] * 40), length_s=0.4), 103.0)
         assert governed(103.0, one, plan) == 1410, "one that is late has all of it sped up"
 
 
@@ -144,7 +151,7 @@ def test_no_window_for_two_seconds_is_the_top_of_the_range():
         if second < 4:
             seen.add_window(window((ONE, "digits", [20.0] * 9)), float(second))
         clocks.append(governed(float(second), one, plan))
-    assert clocks == [1200, 1110, 1020, 930, 930, 930, 1200, 1200]
+    assert clocks == [1200, 1110, 1020, 930, 840, 750, 1200, 1200]
 
 
 @pytest.mark.parametrize(
@@ -338,6 +345,45 @@ def test_by_the_slo_a_clock_falls_only_while_the_promise_is_kept_by_more_than_ch
     assert clocks(0.89, 1000)[-1] == 1410, "the last minute missed it"
 
 
+def test_answers_of_another_clock_count_as_they_would_be_at_the_one_of_now():
+    row = ProfileRow(A100, "7g.40gb", "digits", "l", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
+    key = SliceKey(GPU, "7g.40gb", 0, 8)
+    plan = PlannedDevice(GPU, slices=(PlannedSlice(key, (Hosted("digits", "l", 1),), 1),))
+    for s, clocks, expected_ms in (
+        (1.0, [(0.0, 1410), (5.0, 705)], 200.0),
+        (0.5, [(0.0, 1410), (5.0, 705)], 150.0),
+        (0.5, [(0.0, 705), (5.0, 1410)], 100.0 / 1.5),
+        (0.0, [(0.0, 1410), (5.0, 705)], 100.0),
+        (1.0, [(2.0, 705)], 0.0),  # its clock is not known
+    ):
+        latencies = SliceLatencies(Catalog((), (replace(row, clock_sensitivity=s),)))
+        latencies.add({(key, "digits"): build_histogram([100.0] * 10)}, 1.0, 2.0)
+        (stage,) = latencies.stages(plan, A100, [ClockPeriod(*each) for each in clocks], 120.0)
+        assert stage.latency_ms == pytest.approx(expected_ms)
+        assert stage.latency_ms_p95 == pytest.approx(expected_ms, rel=0.05)
+    latencies.add({}, 100.0, 130.0)
+    assert latencies.stages(plan, A100, [ClockPeriod(0.0, 1410)], 120.0)[0].samples == 0, (
+        "what is long ago is forgotten"
+    )
+    assert latencies.stages(plan, A100, [ClockPeriod(0.0, 1410)], 130.0)[0].samples == 10
+
+
+def test_of_few_answers_a_clock_goes_down_and_what_was_answered_by_others_is_forgotten():
+    """A request a minute: with the answers of ten seconds alone the clock would stay at the top."""
+    seen, plan = SliceLatencies(Catalog((), ())), replace(planned(0, 1410, "miad"), slices=SERVING)
+    seen.slo_ms = {"digits": 100.0}
+    one = DeviceGovernor("", {}, seen)
+    clocks = []
+    for second in range(12):
+        answered = window((ONE, "digits", [20.0])) if second == 1 else window()
+        seen.add_window(answered, float(second))
+        clocks.append(governed(float(second), one, plan))
+    assert clocks[1:9] == [*range(1320, 689, -90)], "by one answer, step by step"
+    other = replace(plan, slices=SERVING[:1])
+    seen.add_window(window(), 12.0)
+    assert [governed(12.0 + second, one, other) for second in range(3)] == [1410] * 3
+
+
 def test_the_share_in_time_outlives_changes_of_the_clock():
     latencies = SliceLatencies(Catalog((), ()))
     key = SliceKey(GPU, "7g.40gb", 0, 8)
@@ -345,8 +391,8 @@ def test_the_share_in_time_outlives_changes_of_the_clock():
     latencies.add({(key, "digits"): build_histogram([50.0] * 8 + [200.0] * 2)}, 0.0, 1.0)
     latencies.add({(key, "digits"): build_histogram([50.0] * 10)}, 1.0, 2.0)
     part = PlannedSlice(key, (Hosted("digits", "l", 1),), 1)
-    (stage,) = latencies.stages(PlannedDevice(GPU, slices=(part,)), "A100-SXM4-40GB", 1.5)
+    (stage,) = latencies.stages(PlannedDevice(GPU, slices=(part,)), A100, [ClockPeriod(1.5, 1410)], 10.0)
     assert (stage.samples, stage.attained, stage.attained_of, stage.slo_quantile) == (0, 0.9, 20, 0.9)
     latencies.add({}, 100.0, 100.0)
-    (stage,) = latencies.stages(PlannedDevice(GPU, slices=(part,)), "A100-SXM4-40GB", 1.5)
+    (stage,) = latencies.stages(PlannedDevice(GPU, slices=(part,)), A100, [ClockPeriod(1.5, 1410)], 10.0)
     assert stage.attained_of == 0

@@ -130,6 +130,19 @@ def test_the_file_is_read_back_with_its_provenance(tmp_path: Path) -> None:
     assert provenance.basis == Basis.MEASURED
 
 
+def test_points_at_two_clocks_get_the_sensitivity_that_fits_them_and_others_an_empty_cell(tmp_path: Path) -> None:
+    gpu = replace(POINT, device_type="A100-SXM4-40GB", slice_type="7g.40gb", clock_mhz=1410)
+    slow = replace(gpu, clock_mhz=705, latency_ms=(1.3, 2.6, 3.9))
+    text = profile_text([gpu, slow, POINT], ORIGIN, estimate_energy=False)
+    out = tmp_path / "profile.csv"
+    write_profile(out, FOLDER, text, [POINT.variant])
+    rows = load_family(FOLDER, out, [POINT.variant])[1]
+    assert {row.clock_mhz: row.clock_sensitivity for row in rows} == {
+        1410: pytest.approx(0.3), 705: pytest.approx(0.6 / 1.3, abs=1e-4), 0: 1.0,
+    }  # fmt: skip
+    assert "clock_sensitivity" not in profile_text([POINT], ORIGIN, estimate_energy=False)
+
+
 def test_some_variants_may_be_profiled_alone_and_the_rest_is_missed_when_the_file_is_used(tmp_path: Path) -> None:
     out, text = tmp_path / "profile.csv", profile_text([POINT], ORIGIN, estimate_energy=False)
     assert write_profile(out, FOLDER, text, [POINT.variant]) == 1

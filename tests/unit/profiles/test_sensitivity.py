@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from trefoil.profiler.sensitivity import (
     modelled_scores,
     summary,
 )
+from trefoil.runtime.repository import load_family
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted([*ROOT.glob("model_repository/digits/*/model.onnx"), *ROOT.glob("controller/forecasters/*.onnx")])
@@ -103,6 +105,28 @@ def test_the_command_writes_each_operator_as_a_row_and_draws_them(runtime, tmp_p
     rows = list(csv.DictReader(table.open()))
     assert [row["name"] for row in rows] == [one["name"] for one in found["scores"]]
     assert len(rows) == found["operators"] >= 8
+
+
+def test_the_command_writes_s_into_the_rows_of_the_variant_on_that_device(runtime, tmp_path):
+    folder = tmp_path / "digits"
+    shutil.copytree(ROOT / "model_repository" / "digits", folder)
+    before = load_family(folder)[1]
+    family = load_family(folder)[0]
+    variant = family.best
+    model = folder / str(variant.version) / "model.onnx"
+    arguments = (model, "--device", "A100-SXM4-40GB", "--batch", "4096", "--write", "--out", tmp_path, "--json")
+    assert run(*arguments).exit_code == 0
+    result = run(*arguments)  # again: no second header line
+    s = json.loads(result.output)["s"]
+    assert 0.1 < s < 0.9
+    rows = load_family(folder)[1]
+    for old, new in zip(before, rows, strict=True):
+        own = old.variant == variant.name and old.device_type.startswith("A100-SXM4-40GB")
+        assert new.clock_sensitivity == (pytest.approx(s, abs=1e-4) if own else 1.0)
+        assert replace(new, clock_sensitivity=1.0) == old
+    assert (folder / "profile.csv").read_text().count("# clock_sensitivity") == 1
+    refused = run(model, "--device", "A30", "--write", "--out", tmp_path)
+    assert (refused.exit_code, "has no row of digits-l" in refused.output) == (2, True)
 
 
 def test_what_cannot_be_scored_is_refused_in_a_line(runtime, tmp_path):

@@ -207,3 +207,16 @@ def test_how_much_of_a_time_follows_the_clock_is_a_column_with_a_source(folder):
     path.write_text("\n".join(["# clock_sensitivity: a test", *lines]).replace(",0.4", ",1.4") + "\n")
     with pytest.raises(CatalogError, match=r"clock_sensitivity = '1.4': Input should be less .*line 8"):
         load_family(folder)
+
+
+def test_without_a_statement_it_is_fitted_to_the_rows_of_an_operating_point_at_other_clocks(folder):
+    one = PROFILE.splitlines()[-1]
+    half = one.replace(",1410,", ",705,")
+    slower = half.split(",")
+    slower[7:10] = [str(1.2 * float(cell)) for cell in slower[7:10]]
+    (folder / "profile.csv").write_text("\n".join([*PROFILE.splitlines(), ",".join(slower)]) + "\n")
+    *others, high, low = load_family(folder)[1]
+    assert (high.clock_mhz, low.clock_mhz) == (1410, 705)
+    assert high.clock_sensitivity == pytest.approx(0.2)
+    assert low.clock_sensitivity == pytest.approx(0.4 / 1.2)
+    assert {row.clock_sensitivity for row in others} == {1.0}

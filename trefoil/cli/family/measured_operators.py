@@ -34,22 +34,23 @@ class OperatorMeasurement:
     python: Path
     say: Callable[[str], None]
 
-    async def scores(self, graph: Any, costs: "Sequence[OperatorCost]") -> "list[OperatorScore]":
-        """Scores of every operator: measured, else by the roofline of that device, with why.
+    async def scores(self, graph: Any, costs: "Sequence[OperatorCost]") -> "tuple[str, list[OperatorScore]]":
+        """Type of the device, and scores of every operator: measured, else by the roofline of that device, with why.
 
         Raises:
             SettingError, NotFound: no device there can hold a clock. CatalogError: the model is no family's.
             TrefoilError: it could not be measured.
         """
         from protos.power_agent.v1 import power_agent_pb2_grpc
+        from trefoil.profiler.assumed import HALF
         from trefoil.profiler.exclusive_node import ExclusiveNode
         from trefoil.profiler.operator_models import repeated_operators
         from trefoil.profiler.operator_times import HeldClock, OperatorBench
         from trefoil.profiler.places import node_status
-        from trefoil.profiler.sensitivity import HALF, board_of, measured_scores, modelled_scores
+        from trefoil.profiler.sensitivity import board_of, measured_scores, modelled_scores
         from trefoil.runtime.clock import WallClock
 
-        variant, clock, token = self._variant(), WallClock(), token_at(self.agent, self.state_dir)
+        variant, clock, token = variant_of(self.model), WallClock(), token_at(self.agent, self.state_dir)
         operators, whys = repeated_operators(graph, costs)
         channel = make_channel(self.agent, token=token)
         try:
@@ -76,18 +77,8 @@ class OperatorMeasurement:
             f"measured on {place.device}, {kind}, slice {place.shape.name}, at {place.clock_mhz} and {half_mhz} MHz"
         )
         modelled = modelled_scores(costs, board_of(place.kind))
-        return measured_scores(modelled, times, whys | failed, half_mhz / place.clock_mhz, source)
-
-    def _variant(self) -> "Variant":
-        from trefoil.runtime.repository import load_family
-
-        version = self.model.absolute().parent
-        family, _ = load_family(version.parent)
-        found = next((one for one in family.variants if str(one.version) == version.name), None)
-        if found is None:
-            remedy = "name <family>/<version>/model.onnx of a family that the node knows (trefoil family import)"
-            raise CatalogError("is no version of a family", field="MODEL", value=str(self.model), remedy=remedy)
-        return found
+        scores = measured_scores(modelled, times, whys | failed, half_mhz / place.clock_mhz, source)
+        return place.kind.name, scores
 
     def _place(self, node: NodeStatus) -> "NodePlace":
         """The widest slice of the first device that can hold a clock."""
@@ -107,3 +98,20 @@ class OperatorMeasurement:
         )
         first = [one for one in places if one.device == places[0].device]
         return max(first, key=lambda place: place.shape.sm_count)
+
+
+def variant_of(model: Path) -> "Variant":
+    """Variant of a family that a model file belongs to.
+
+    Raises:
+        CatalogError: it is no version of one.
+    """
+    from trefoil.runtime.repository import load_family
+
+    version = model.absolute().parent
+    family, _ = load_family(version.parent)
+    found = next((one for one in family.variants if str(one.version) == version.name), None)
+    if found is None:
+        remedy = "name <family>/<version>/model.onnx of a family that the node knows (trefoil family import)"
+        raise CatalogError("is no version of a family", field="MODEL", value=str(model), remedy=remedy)
+    return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trefoil.cli.family.commands import Shapes, parse_shapes
-from trefoil.cli.family.measured_operators import OperatorMeasurement
+from trefoil.cli.family.measured_operators import OperatorMeasurement, variant_of
 from trefoil.cli.family.stage_models import write_stage_models
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, grid, print_json
 from trefoil.core.device_types import device_type
@@ -33,6 +33,10 @@ REPOSITORY_HELP = (
     "Also write the stages here as Triton models, <family>@<n>of<stages>. With --agent what is timed is put here, for "
     "the agent to read; default: where the model is."
 )
+WRITE_HELP = (
+    "Also write s into the profile.csv of the model's family: into the rows of this variant on this device type, with "
+    "--stages into those of the stages too."
+)
 
 
 def sensitivity(
@@ -50,6 +54,7 @@ def sensitivity(
     operators: Annotated[bool, typer.Option(help="With --stages, cut anywhere, not only between clusters.")] = False,
     memory_mib: Annotated[float, typer.Option(help="That a stage's weights may take, with --stages.")] = math.inf,
     repository: Annotated[Path | None, typer.Option(help=REPOSITORY_HELP)] = None,
+    write: Annotated[bool, typer.Option("--write", help=WRITE_HELP)] = False,
     out: Annotated[Path, typer.Option(help="Folder for <model>.csv, .png and stages.")] = Path("out/sensitivity"),
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
@@ -60,7 +65,9 @@ def sensitivity(
 
     name = model.stem if model.stem != "model" else f"{model.parent.parent.name}-{model.parent.name}"
     shapes, cut, whole = {"": (batch,), **parse_shapes(shape)}, list["GraphStage"](), model
-    board = None if agent else board_of(device_type(device or DEVICE))
+    kind = device or DEVICE
+    board = None if agent else board_of(device_type(kind))
+    variant = variant_of(model) if write else None
     costs, graph = costs_of(model, shapes), None
     if stages > 1 or agent:
         out.mkdir(parents=True, exist_ok=True)
@@ -75,13 +82,15 @@ def sensitivity(
             model, agent, device, slice_type, clock, window, replace, where, Path(state_dir),
             triton_environment() / "bin" / "python", _discard if as_json else _print_line,
         )  # fmt: skip
-        scores = asyncio.run(measurement.scores(graph, costs))
+        kind, scores = asyncio.run(measurement.scores(graph, costs))
     if stages > 1:
         cut = graph_stages(graph, scores, stages, memory_mib, None if operators else threshold)
         paths = write_stages(whole, cut, out)
         if repository is not None:
             write_stage_models(model, paths, [one.shape for one in cut], batch, repository)
     found = {"model": str(model), "device": device or agent or DEVICE, "batch": batch, **summary(scores)}
+    if variant is not None:
+        _write(model, variant.name, kind, scores, cut)
     _draw(scores, name, out)
     if as_json:
         print_json({**found, "stages": [asdict(one) for one in cut], "scores": [asdict(one) for one in scores]})
@@ -106,6 +115,21 @@ def costs_of(model: Path, shapes: dict[str, tuple[int, ...]]) -> "Sequence[Opera
     if not found:
         raise CatalogError("has no operators", field="MODEL", value=str(model), remedy="export it again")
     return found
+
+
+def _write(
+    model: Path, variant: str, kind: str, scores: "Sequence[OperatorScore]", cut: "Sequence[GraphStage]"
+) -> None:
+    """Write s of the whole and of its stages into the family's profile."""
+    from trefoil.profiler.profile_csv import write_sensitivity
+    from trefoil.profiler.sensitivity import s_of
+    from trefoil.runtime.repository import PROFILE_FILE
+
+    folder = model.absolute().parent.parent
+    values = {0: s_of(scores), **{number: one.s for number, one in enumerate(cut, 1)}}
+    sources = sorted({one.source.partition(":")[0] for one in scores})
+    source = f"trefoil family sensitivity, {variant} on {kind}: {'; '.join(sources)}"
+    write_sensitivity(folder / PROFILE_FILE, folder, variant, kind, values, source)
 
 
 def _draw(scores: "Sequence[OperatorScore]", name: str, out: Path) -> None:

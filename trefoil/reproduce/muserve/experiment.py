@@ -7,10 +7,10 @@ Source: mu-Serve sections 4.1, 4.2, A.3. SLO scales are multiples of a request's
 Policies: `alpaserve` at the highest clock; `alpaserve_scaling`: governor `miad` on each GPU of the same placement;
     `muserve`: clusters of operators as units, and stages placed by sensitivity over all GPUs, with `miad`.
 Scheduler (`queue`): "fifo", "ssjf" by predicted classes of length, "oracle" by true ones; lengths and the predictor's
-    errors are drawn (lengths.py). The earliest turn goes first on each GPU: arrival + AGING times the time that a
-    request is thought to take, of a model that generates by its class's mean length.
-Player: controller/planners/muserve/pipelines.py, without batches and rollouts, as AlpaServe's; the governor is the
-    power agent's own, asked once a second with the latencies since its clock last changed.
+    errors are drawn (lengths.py). The earliest turn of the queue that serves live goes first on each GPU, a model that
+    does not generate without a prediction; "oracle": arrival + AGING times the time that the request takes.
+Player: controller/planners/muserve/pipelines.py, without batches and rollouts, as AlpaServe's; the governor of each
+    GPU, its settings and what it sees of latencies are the power agent's own, once a second.
 Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since AlpaServe's groups are often single GPUs,
     in which there is nothing to place (`grouped`: inside them). A model has few answers, so MIAD goes by one and all,
     and remembers those of REMEMBERED_S, as long as they would have taken at the clock of now (`remembers_s` 0: it
@@ -18,7 +18,6 @@ Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since Al
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,11 +35,20 @@ from controller.planners.muserve.alpaserve import (
     place,
 )
 from controller.planners.muserve.pipelines import Answer, Arrival, Pipelines
-from power_agent.governors import governor_of
+from dispatcher.queues.ssjf import AGING, turn
+from power_agent.clocks.core.clock_control import Ability
+from power_agent.clocks.core.device_governor import DeviceGovernor
+from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import power
-from trefoil.core.brains import GovernedStage, Governor, GovernorView
+from trefoil.core.brains import Ticket
+from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import V100_32GB
-from trefoil.core.fleet import DeviceState
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey
+from trefoil.core.latency import build_histogram
+from trefoil.core.parts import Kind
+from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.core.policies import BY_P95
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.muserve.lengths import Lengths, card_digest
@@ -57,11 +65,9 @@ TRANSFER_S: Final = 0.001
 MINUTE_S: Final = 1.0
 PLAN_SCALE, PLAN_SEED, PLAN_REQUESTS = 5.0, 4711, 600  # the sample by which AlpaServe places
 TICK_S: Final = 1.0
-REMEMBERED_S: Final = 120.0
-HELD: Final = (("samples_min", 1), ("statistic", "p95"), ("slack", 0.5))
-"""MIAD's settings that keep 99 % in time here; the paper's slack of 0.05 of the mean: PUBLISHED."""
-PUBLISHED: Final = (("samples_min", 1),)
-AGING: Final = 20.0  # who takes a second longer is overtaken by whoever comes within so many seconds
+MANY: Final = 64  # stages of a model, so that each is looked up as one
+HELD: Final = tuple(BY_P95[Kind.GOVERNOR].items())
+"""MIAD's settings of the policies that ship: they keep 99 % in time; the paper's slack of 0.05 of the mean: none."""
 AZURE: Final = "azure_functions_sample_1day_per_minute.csv"
 
 
@@ -86,7 +92,6 @@ class MuServeSpec:
     transfer: float = 1.0
     grouped: bool = False
     group_size: int = 0
-    remembers_s: float = REMEMBERED_S
     governor: tuple[tuple[str, Any], ...] = HELD
     queue: str = "fifo"
     lengths: str = ""
@@ -157,13 +162,23 @@ def requests(spec: MuServeSpec) -> list[Arrival]:
     if not spec.lengths:
         return [Arrival(*each) for each in found]
     drawn = Lengths.of(spec.lengths).draw(len(found), spec.seed)
-    told, result = drawn.thought(spec.queue), list[Arrival]()
-    for (at_s, model), size, thought in zip(found, drawn.sizes, told, strict=True):
-        generates = MODELS[model].autoregressive
-        alone_s = MODELS[model].latency_ms / MS_PER_S * (thought if generates else 1.0)
-        turn_s = None if spec.queue == "fifo" else at_s + spec.aging * alone_s
-        result.append(Arrival(at_s, model, float(size) if generates else 1.0, turn_s))
+    classes, result = drawn.predicted(spec.queue) if spec.queue == "ssjf" else drawn.classes, list[Arrival]()
+    for (at_s, model), size, class_ in zip(found, drawn.sizes.tolist(), classes.tolist(), strict=True):
+        generates, alone_s = MODELS[model].autoregressive, MODELS[model].latency_ms / MS_PER_S
+        own = size if generates else 1.0
+        due_s = None
+        if spec.queue == "oracle":
+            due_s = at_s + spec.aging * alone_s * own
+        elif spec.queue == "ssjf":
+            due_s = turn_s(at_s, alone_s, float(class_) if generates else None, spec.aging)
+        result.append(Arrival(at_s, model, own, due_s))
     return result
+
+
+def turn_s(at_s: float, mean_s: float, class_: float | None, aging: float) -> float:
+    """Turn of a request by the queue that serves live."""
+    ticket = Ticket(0, "", "", "", 1, 0, at_s, None, 0.0, 0, "", False, False, class_, cost_s=mean_s)
+    return turn(ticket, aging)[0]
 
 
 def models_of(spec: MuServeSpec, slo_s: Mapping[str, float]) -> list[Model]:
@@ -203,60 +218,57 @@ def plan_of_spec(spec: MuServeSpec) -> MuServeSpec:
 
 
 class _Clocks:
-    """The governor of each GPU, asked once a second, and what it is told."""
+    """The power agent's governor of each GPU, asked once a second, and the latencies that it sees."""
 
     def __init__(self, spec: MuServeSpec, played: Pipelines, placement: Placement, slo_s: Mapping[str, float]) -> None:
-        self.played, self.slo_s = played, slo_s
+        self.played = played
         name = "fixed" if spec.policy == "alpaserve" else "miad"
-        settings = dict(spec.governor) if name == "miad" else {}
-        self.governors: list[Governor] = [governor_of(name, settings) for _ in range(spec.gpus)]
-        self.remembers_s = spec.remembers_s
-        self.changed_s = [0.0] * spec.gpus
-        self.answers: list[deque[tuple[Answer, int]]] = [deque() for _ in range(spec.gpus)]  # each with the clock then
-        self.hosted: list[dict[tuple[str, int], float]] = [{} for _ in range(spec.gpus)]
+        stages = [dict[tuple[str, int], float]() for _ in range(spec.gpus)]  # s, by model and number
         for model, replicas in placement.replicas.items():
             for replica in replicas:
                 for number, stage in enumerate(replica):
-                    self.hosted[stage.gpu][model, number] = stage.s
-        for gpu, stages in enumerate(self.hosted):
-            if not stages and name == "miad":  # nothing would ever ask for a clock there
+                    stages[stage.gpu][model, number] = stage.s
+        self.keys = [SliceKey(f"node0/gpu{gpu}", power.WHOLE, 0, 1) for gpu in range(spec.gpus)]
+        rows = [_row(gpu, model, number, s) for gpu, own in enumerate(stages) for (model, number), s in own.items()]
+        self.latencies = SliceLatencies(Catalog((), tuple(rows)))
+        self.latencies.slo_ms = {model: each * MS_PER_S for model, each in slo_s.items()}
+        self.planned = [
+            PlannedDevice(key.device, DeviceState.AWAKE, (PlannedSlice(key, _hosted(gpu, own), 1),), governor=name)
+            for gpu, (key, own) in enumerate(zip(self.keys, stages, strict=True))
+        ]
+        settings = dict(spec.governor) if name == "miad" else {}
+        self.governors = [DeviceGovernor("", settings, self.latencies) for _ in range(spec.gpus)]
+        self.idle = [gpu for gpu, own in enumerate(stages) if not own]
+        for gpu in self.idle:
+            if name == "miad":  # nothing would ever ask for a clock there
                 played.set_clock(gpu, LOW_MHZ)
 
     def step(self, now_s: float, answers: list[Answer]) -> None:
         """Ask every governor."""
+        latencies: dict[tuple[SliceKey, str], list[float]] = {}
         for answer in answers:
             for gpu in {stage.gpu for stage in answer.stages}:
-                self.answers[gpu].append((answer, self.played.gpus[gpu].clock_mhz))
-        for gpu, governor in enumerate(self.governors):
-            if not self.hosted[gpu]:
-                continue
-            clock_mhz = self.played.gpus[gpu].clock_mhz
-            decision = governor.step(self._view(gpu, clock_mhz, now_s))
-            if decision.clock_mhz and decision.clock_mhz != clock_mhz:
-                self.played.set_clock(gpu, decision.clock_mhz)
-                self.changed_s[gpu] = now_s
+                latencies.setdefault((self.keys[gpu], answer.model), []).append(answer.latency_s * MS_PER_S)
+        found = {key: build_histogram(each) for key, each in latencies.items()}
+        self.latencies.add(found, now_s - TICK_S, now_s)
+        for gpu, (governor, planned) in enumerate(zip(self.governors, self.planned, strict=True)):
+            if gpu not in self.idle:
+                clock_mhz = self.played.gpus[gpu].clock_mhz
+                ability = Ability(planned.device, GPU.name, CLOCKS_MHZ)
+                wanted = governor.range(planned, ability, clock_mhz, True, now_s)
+                self.played.set_clock(gpu, wanted.max_mhz if wanted is not None else TOP_MHZ)
 
-    def _view(self, gpu: int, clock_mhz: int, now_s: float) -> GovernorView:
-        """What a governor sees: latencies since the clock changed, or of a while, as they would be at this clock."""
-        seen, by_model = self.answers[gpu], dict[str, list[float]]()
-        while seen and seen[0][0].answered_s < now_s - (self.remembers_s or REMEMBERED_S):
-            seen.popleft()
-        for answer, then_mhz in seen:
-            if not self.remembers_s and answer.arrived_s < self.changed_s[gpu]:
-                continue
-            s = max(stage.s for stage in answer.stages if stage.gpu == gpu)
-            longer = power.stretch(TOP_MHZ, clock_mhz, s) / power.stretch(TOP_MHZ, then_mhz, s)
-            by_model.setdefault(answer.model, []).append(answer.latency_s * longer * MS_PER_S)
-        for latencies in by_model.values():
-            latencies.sort()
-        stages = []
-        for (model, number), s in self.hosted[gpu].items():
-            latencies = by_model.get(model, [])
-            mean_ms, p95_ms = (np.mean(latencies), np.quantile(latencies, 0.95)) if latencies else (0.0, 0.0)
-            slo_ms = self.slo_s[model] * MS_PER_S
-            stages.append(GovernedStage(model, number, slo_ms, float(mean_ms), s, now_s, float(p95_ms), len(latencies)))
-        range_mhz = (LOW_MHZ, TOP_MHZ)
-        return GovernorView(now_s, f"gpu{gpu}", clock_mhz, range_mhz, CLOCKS_MHZ, tuple(stages), True, 0.0)
+
+def _row(gpu: int, model: str, number: int, s: float) -> ProfileRow:
+    """Row of a stage on a GPU, of which only the sensitivity is read; the GPU is the variant, as stages differ."""
+    return ProfileRow(
+        GPU.name, power.WHOLE, model, str(gpu), number + 1, 1, TOP_MHZ, (), 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0,
+        clock_sensitivity=s,
+    )  # fmt: skip
+
+
+def _hosted(gpu: int, stages: Mapping[tuple[str, int], float]) -> tuple[Hosted, ...]:
+    return tuple(Hosted(model, str(gpu), 1, number, MANY) for model, number in stages)
 
 
 def _play(spec: MuServeSpec) -> StudyRun:

@@ -63,7 +63,6 @@ class Drawn:
     tokens: NDArray[np.float64]
     sizes: NDArray[np.float64]
     classes: NDArray[np.int64]
-    of_class: NDArray[np.float64]
     seed: int
 
     def predicted(self, method: str, encoder: str = "minilm", cached: bool = True) -> NDArray[np.int64]:
@@ -82,12 +81,6 @@ class Drawn:
             by_cache = _drawn(found["confusion"], self.classes, chances)
             said = np.where(hits < found["hit_rate"], by_cache, said)
         return said
-
-    def thought(self, method: str) -> NDArray[np.float64]:
-        """Length over the mean that each is thought to have: of its class, or (oracle) its own."""
-        if method in ("fifo", "oracle"):
-            return self.sizes
-        return self.of_class[self.predicted(method)]
 
 
 def _drawn(confusion: Any, true: NDArray[np.int64], chances: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -131,7 +124,5 @@ class Lengths:
     def draw(self, count: int, seed: int) -> Drawn:
         """Draw lengths; the same for every method of a seed."""
         tokens = np.random.default_rng((seed, 3)).choice(self.tokens, count)
-        every = np.searchsorted(self.borders, self.tokens, side="right")
-        mean = float(self.tokens.mean())
-        of_class = np.array([float(self.tokens[every == each].mean()) for each in range(len(PERCENTILES) + 1)]) / mean
-        return Drawn(tokens, tokens / mean, np.searchsorted(self.borders, tokens, side="right"), of_class, seed)
+        classes = np.searchsorted(self.borders, tokens, side="right")
+        return Drawn(tokens, tokens / float(self.tokens.mean()), classes, seed)

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from controller.planners.muserve.alpaserve import OperatorCluster, joined
 from controller.planners.muserve.clusters import THRESHOLD, clusters
 from trefoil.core.units import MS_PER_S
-from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, OperatorCost
-from trefoil.profiler.sensitivity import HALF, Board, modelled_scores
+from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, HALF, OperatorCost
+from trefoil.profiler.sensitivity import Board, modelled_scores
 
 DEVICE: Final = "Tesla V100-SXM2-32GB"  # the paper's has 16 GB
 TOP_MHZ, LOW_MHZ = 1380, 200

@@ -1,8 +1,9 @@
 """mu-Serve's scheduler: completion times and throughput of one model instance, and what it is worth in power.
 
 Source: mu-Serve section 4.3, Figs. 3, 9, 10, 15, 16, Tables 2, 3; A.3, Figs. 17, 18. A job of N tokens takes CONST_S +
-    TOKEN_S * N, as in the authors' public simulator; a job that waited AGING_S longer goes before one a class shorter
-    (theirs goes by waiting time from 100 s on). Gamma gaps, not sorted; load is the rate over 1 / (mean time of a job).
+    TOKEN_S * N, as in the authors' public simulator; a job that waited `AGING` mean times of a job longer goes before
+    one a class shorter (theirs goes by waiting time from 100 s on). Gamma gaps, not sorted; load is the rate over
+    1 / (mean time of a job).
 Order: the turn of the queue that serves live (dispatcher/queues/ssjf.py); `oracle`: the shortest first.
 Throughput: what is answered while jobs arrive, over that time.
 Deviations: the paper names neither its rates nor its spreads; here LOADS and SPREADS. LMSYS is not public: lengths.py.
@@ -17,11 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from controller.planners.muserve.pipelines import Arrival, Pipelines, Stage
-from dispatcher.queues.ssjf import turn
-from trefoil.core.brains import Ticket
+from dispatcher.queues.ssjf import AGING
 from trefoil.reproduce import plots
 from trefoil.reproduce.muserve import study as no_scheduler
-from trefoil.reproduce.muserve.experiment import POLICIES
+from trefoil.reproduce.muserve.experiment import POLICIES, turn_s
 from trefoil.reproduce.muserve.lengths import FAMILY, PREDICTORS, Drawn, Lengths, card, card_digest
 from trefoil.reproduce.muserve.models import TOP_MHZ
 from trefoil.reproduce.muserve.study import ATTAINED, BASE, TURNED, MuserveOptions
@@ -38,7 +38,6 @@ LOADS: Final = (0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)
 SPREADS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 SPREAD_LOAD: Final = 0.9  # at which gaps are spread
 CONST_S, TOKEN_S = 0.1, 0.02
-AGING_S: Final = 100.0
 JOBS: Final = 2000
 SOURCES: Final = ("azure_conv", "azure_code", FAMILY)
 SCORES: Final = ("accuracy", "f1", "l1", "mse", "rank_correlation")
@@ -69,7 +68,7 @@ class SchedulerSpec:
     lengths: str = "azure_conv"
     encoder: str = "minilm"
     jobs: int = JOBS
-    aging_s: float = AGING_S
+    aging: float = AGING
     const_s: float = CONST_S
     token_s: float = TOKEN_S
 
@@ -95,7 +94,7 @@ class SchedulerSpec:
         mean_s = self.const_s + self.token_s * float(Lengths.of(self.lengths).tokens.mean())
         rng, shape = np.random.default_rng((self.seed, 1)), self.cv**-2
         at_s = np.cumsum(rng.gamma(shape, mean_s / (shape * self.load), self.jobs))
-        requests = zip(at_s.tolist(), service_s.tolist(), self._turns(drawn, at_s), strict=True)
+        requests = zip(at_s.tolist(), service_s.tolist(), self._turns(drawn, at_s, mean_s), strict=True)
         arrivals = [Arrival(at, "", service, turn_s) for at, service, turn_s in requests]
         answers = Pipelines({"": ((Stage(0, 1.0),),)}, 1, TOP_MHZ).serve(arrivals, math.inf)
         answers.sort(key=lambda answer: answer.arrived_s)
@@ -108,16 +107,13 @@ class SchedulerSpec:
         }
         return StudyRun(self, found, {})
 
-    def _turns(self, drawn: Drawn, at_s: Any) -> list[float]:
+    def _turns(self, drawn: Drawn, at_s: Any, mean_s: float) -> list[float]:
         if self.method == "fifo":
             return [float(s) for s in at_s]
         if self.method == "oracle":
             return [float(tokens) for tokens in drawn.tokens]
-        said = drawn.predicted(self.method, self.encoder)
-        return [
-            turn(Ticket(n, "", "", "", 1, 0, float(s), None, 0.0, 0, "", False, False, float(class_)), self.aging_s)[0]
-            for n, (s, class_) in enumerate(zip(at_s, said, strict=True))
-        ]
+        classes = drawn.predicted(self.method, self.encoder)
+        return [turn_s(float(s), mean_s, float(class_), self.aging) for s, class_ in zip(at_s, classes, strict=True)]
 
 
 def about() -> dict[str, str]:
@@ -143,7 +139,7 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
         "CV of gaps": {x: replace(base, load=SPREAD_LOAD, cv=x) for x in SPREADS},
     }
     cases = {"as it is": base, **{f"lengths of {name}": replace(base, lengths=name) for name in SOURCES[1:]}}
-    for name in ("aging_s", "const_s", "token_s"):
+    for name in ("aging", "const_s", "token_s"):
         for factor in (1 - TURNED, 1 + TURNED):
             cases[f"{name} x {factor:g}"] = replace(base, **{name: getattr(base, name) * factor})
     specs = [

@@ -37,7 +37,7 @@ Request = tuple[Ticket, Pick]
 @dataclass(slots=True, eq=False)
 class FamilyLines:
     """State of one family, or of a stage of one, which passes on to `following` what is no answer yet. `items_alike`:
-    of every request, 0 where they are drawn.
+    of every request, 0 where they are drawn. `cost_s`: mean service time of its slices, where the queue reads it.
     """
 
     name: str
@@ -56,6 +56,7 @@ class FamilyLines:
     latency_s: list[float] = field(default_factory=list)
     items_alike: int = field(init=False)
     slo_ms: float = field(init=False)
+    cost_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.items_alike = 0 if self.flow.items_sd else math.ceil(self.flow.items)
@@ -64,8 +65,18 @@ class FamilyLines:
     def ticket(self, id_: int, at: float) -> Ticket:
         """Ticket of a request; by position, which is faster than by name."""
         items = self.items_alike or int(self.items())
-        score = self.lengths.come(id_) if self.lengths is not None and self.reads_lengths else None
-        return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, score, self.slo_ms)
+        if not self.reads_lengths:
+            return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, None, self.slo_ms)
+        score = self.lengths.come(id_) if self.lengths is not None else None
+        rest = (False, False, score, self.slo_ms, ("", ""), 1.0, self.cost_s)
+        return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", *rest)
+
+    def go_by_lengths(self, reads: bool) -> None:
+        """Tickets carry lengths and costs from now on, or they do not."""
+        self.reads_lengths = reads
+        if reads and self.lines:
+            times_ms = [line.service.service.mean_ms for line in self.lines.values()]
+            self.cost_s = sum(times_ms) / len(times_ms) / MS_PER_S
 
     def items(self) -> float:
         """Items of the next request, drawn."""

@@ -135,7 +135,7 @@ class RequestEngine:
                 if key not in family.lines:
                     family.lines[key] = self._line(family, key, service)
                 family.lines[key].set_service(service)
-            family.reads_lengths = find(Kind.QUEUE, route.queue, QUEUES).traits.lengths
+            family.go_by_lengths(find(Kind.QUEUE, route.queue, QUEUES).traits.lengths)
             self._carry_out(family.queue.table(route, "", self._now_s))
 
     def _install(self, names: Iterable[str]) -> None:
