@@ -96,6 +96,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "paper": {},  # the defaults: CLOVER's text, with Eq. 6 fixed
     "literal": {"literal": True},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
     "shared_gpus": {"gpus_shared": 1},  # uniform on GPUs of which neighbours share one, as wattwiser has them
+    "shared_left": {"share_left": True},  # wattwiser: of a shared GPU a family may count on what the others leave
     "shared_slices": {"families_per_slice": 2},  # exact: two families on a slice, where that saves
     "shared_batches": {"families_per_slice": 2, "batches": True},  # and Triton's batches on it
     "guided": {"guided": True, "warm": True},  # ours: neighbours by a fitted law, rounds from the best graph known
@@ -113,7 +114,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     },
 }
 """Settings of the planner that go over its policy's own (`--preset`): for clover, blover, oracle; `literal` for
-wattwiser too, `shared_gpus`, `shared_slices` and `shared_batches` for those that they name."""
+wattwiser too, `shared_gpus`, `shared_left`, `shared_slices` and `shared_batches` for those that they name."""
 
 
 INFADAPTER_CODE: Final[Mapping[str, Value]] = {
