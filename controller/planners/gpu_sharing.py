@@ -3,7 +3,8 @@
 Source: WattWiser (Jahanshahi, Rezvani, Wong) section III, Fig. 2 and 3.
 Data: cur_rps; of each GPU that the family may use model_max_rps and sf, the number of families that may use it.
 Decision: the serving set after one step, and the weight of each of its GPUs.
-Formulation: cap = model_max_rps / sf: what a family may count on there. GPUs are in order, unshared ones first.
+Formulation: cap = model_max_rps / sf: what a family may count on there; with `share_left` what the other families
+leave of model_max_rps, if that is more. GPUs are in order, unshared ones first.
   more needed     cur_rps > sum of cap over the serving set: the first that does not serve comes
   less needed     cur_rps < (1 - `hysteresis`) x the sum without the last that serves: it goes; the only one stays
   UpdateSharingWeights        lcm(sf) / sf
@@ -15,8 +16,8 @@ cur_rps with "model_max_rps" alone; in Fig. 3 the shared GPU comes above 50 % of
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from controller.planners.columns import Column
 from controller.planners.planning_input import HostedSlice
@@ -25,18 +26,21 @@ from trefoil.core.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """GPU that a family may serve on now. `fixed`: its node is silent, so that it can be neither added nor removed."""
+    """GPU that a family may serve on now. `fixed`: its node is silent, so that it can be neither added nor removed.
+    `left`: share of it that the other families leave, where a family may count on that; 0: it may not.
+    """
 
     slice: HostedSlice
     column: Column
     max_rps: float
     sharing_factor: int = 1
     fixed: bool = False
+    left: float = 0.0
 
     @property
     def cap_rps(self) -> float:
         """What the family may count on there [1/s]."""
-        return self.max_rps / self.sharing_factor
+        return self.max_rps * max(self.left, 1 / self.sharing_factor)
 
 
 WeightRule = Callable[[float, Sequence[Gpu]], Sequence[float]]
@@ -79,6 +83,23 @@ def literal_weights(cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
         said = f"Algorithm 2 as printed has no weights for {len(gpus)} GPUs"
         raise InvalidInput(said, field="gpu_rps", value=gpu_rps, remedy="use the policy without this preset")
     return [rps / min(gpu_rps) for rps in gpu_rps]
+
+
+def with_left(gpus: Mapping[str, Sequence[Gpu]], rates_per_s: Mapping[str, float]) -> dict[str, tuple[Gpu, ...]]:
+    """GPUs of each family with what the others leave of shared ones: a family fills its unshared GPUs first, and the
+    rest of its rate takes equal shares of its shared ones."""
+    taken: dict[str, dict[str, float]] = {}
+    for family, mine in gpus.items():
+        rest = max(0.0, rates_per_s[family] - sum(gpu.max_rps for gpu in mine if gpu.sharing_factor == 1))
+        shared = [gpu for gpu in mine if gpu.sharing_factor > 1]
+        taken[family] = {gpu.slice.key.device: rest / gpu.max_rps / len(shared) for gpu in shared}
+    return {
+        family: tuple(
+            replace(gpu, left=1 - sum(by.get(gpu.slice.key.device, 0.0) for f, by in taken.items() if f != family))
+            for gpu in mine
+        )
+        for family, mine in gpus.items()
+    }
 
 
 def serving_set(

@@ -11,7 +11,8 @@ Formulation: Algorithms .1 and 2, one step a decision, with
   weights         wattwiser: UpdateSharingLoadWeights; sharing_aware: UpdateSharingWeights; the other two: 1
 Weights are normalised by their sum. A GPU of weight 0 gets no request and stays awake until it is removed. A GPU is
 awake while any family serves there, and hosts those alone.
-Deviations: those of `gpu_sharing`. Preset `literal` decides nothing where Algorithm 2 as printed has no weights.
+Deviations: those of `gpu_sharing`. Preset `shared_left` (ours) has caps by what the other families leave, where the
+paper's are equal parts. Preset `literal` decides nothing where Algorithm 2 as printed has no weights.
 `wake_lookahead_s` > 0 (not in the paper): sets are chosen by the rate so far ahead, the forecast's growth being linear.
 """
 
@@ -33,6 +34,7 @@ from controller.planners.gpu_sharing import (
     sharing_load_weights,
     sharing_weights,
     uniform_weights,
+    with_left,
 )
 from controller.planners.plan_assembly import plan_of
 from controller.planners.planning_input import (
@@ -53,10 +55,12 @@ from trefoil.core.units import grams
 class WattWiserSettings(AllocationSettings):
     """Settings of `wattwiser`."""
 
-    FLEET: ClassVar[frozenset[str]] = AllocationSettings.FLEET | {"literal"}
+    FLEET: ClassVar[frozenset[str]] = AllocationSettings.FLEET | {"literal", "share_left"}
 
     literal: bool = False
     """Use Algorithm 2 as the paper prints it."""
+    share_left: bool = False
+    """A family may count on what the others leave of a shared GPU, not only on an equal part."""
 
 
 class UniformSettings(AllocationSettings):
@@ -86,6 +90,8 @@ class WattWiserPlanner:
             gpus = {task.family: available(inputs, devices, task, allocation, settings) for task in inputs.tasks}
         except InvalidInput as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
+        if isinstance(settings, WattWiserSettings) and settings.share_left:
+            gpus = with_left(gpus, {task.family: task.demand.rate_per_s for task in inputs.tasks})
         serves = _serving_now(view.current)
         served: dict[str, Sequence[Gpu]] = {}
         weights: dict[str, dict[SliceKey, float]] = {}

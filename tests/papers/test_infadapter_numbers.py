@@ -17,7 +17,7 @@ from controller.planners.policy_parts import planner_of
 from tests.support.cpus import cpu_view
 from trefoil.core.catalog import Variant
 from trefoil.core.policies import Policy, preset_settings
-from trefoil.reproduce.infadapter_numbers import CAPACITY_PER_S, CORES
+from trefoil.reproduce.infadapter.published import CAPACITY_PER_S, CORES
 
 FITS = {  # slope, intercept, and the intercept that the public code uses
     "resnet18": (24.446, -6.167, -6),

@@ -15,6 +15,7 @@ from controller.planners.gpu_sharing import (
     sharing_load_weights,
     sharing_weights,
     uniform_weights,
+    with_left,
 )
 from controller.planners.wattwiser import (
     UniformSettings,
@@ -27,6 +28,10 @@ from controller.planners.wattwiser import (
 from tests.support.sharing import decide, serving, settled, shared, weights_of
 from trefoil.core.errors import InvalidInput
 from trefoil.core.plan_check import check
+from trefoil.core.policies import PRESETS
+from trefoil.reproduce.experiment import data_folder
+from trefoil.reproduce.wattwiser.experiment import swim
+from trefoil.reproduce.wattwiser.study import asleep_at_most_pct
 
 LOADS = [round(0.1 * n, 1) for n in range(1, 21)]  # in multiples of model_max_rps, here 1
 RULES = (uniform_weights, sharing_weights, sharing_load_weights)
@@ -122,6 +127,30 @@ def test_printed_decides_nothing_where_it_has_no_weights():
     decision = decide(WattWiserPlanner(WattWiserSettings(literal=True)), shared([0.95, 1.2], current=before))
     assert decision.plan is None
     assert decision.degraded.startswith("literal: gpu_rps")
+
+
+def test_what_the_other_family_leaves_is_counted_on_and_never_less_than_an_equal_part():
+    """Two families, the middle GPU shared: f0 asks for 1.8 GPUs, f1 for 1.1, together for less than three."""
+    mine = {"f0": (gpu(0), gpu(1, 2)), "f1": (gpu(2), gpu(1, 2))}
+    left = with_left(mine, {"f0": 1.8, "f1": 1.1})
+    assert [one.cap_rps for one in left["f0"]] == pytest.approx([1.0, 0.9])
+    assert [one.cap_rps for one in left["f1"]] == pytest.approx([1.0, 0.5])
+    assert sum(one.cap_rps for one in mine["f0"]) == 1.5, "equal parts: Algorithm 2 turns 0.3 of f0's 1.8 away"
+
+
+def test_preset_shared_left_carries_in_whole_plans_what_equal_parts_do_not():
+    settings = WattWiserSettings(**PRESETS["shared_left"])
+    for planner, short in ((WattWiserPlanner(), True), (WattWiserPlanner(settings), False)):
+        decision = decide(planner, shared([1.8, 1.1], current=settled(planner, [1.8, 1.1])))
+        assert decision.degraded.startswith("short_of_capacity") == short, planner.settings
+
+
+def test_hours_of_swim_can_sleep_through_27_percent_at_most_and_bins_of_two_minutes_through_more():
+    """The paper saves 34 %: its bins are no hours."""
+    if data_folder() is None:
+        pytest.skip("no TREFOIL_DATA: SWIM is not here")
+    assert asleep_at_most_pct((swim(0), swim(1))) == pytest.approx(27.1, abs=0.05)
+    assert asleep_at_most_pct((swim(0, 2), swim(1, 2))) == pytest.approx(45.5, abs=0.05)
 
 
 factors = st.lists(st.integers(1, 4), min_size=1, max_size=5).map(sorted)

@@ -27,7 +27,7 @@ from trefoil.core.device_types import A100_40GB, V100_32GB
 from trefoil.core.fleet import Configuration, Hosted, SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import arrivals_s
-from trefoil.reproduce.wattwiser import MODELS, PAIRS, PairSpec, catalog_of
+from trefoil.reproduce.wattwiser.experiment import MODELS, PAIRS, PairSpec, catalog_of
 from trefoil.simulator.engines.engine import Flow
 from trefoil.simulator.engines.hardware import true_service
 from trefoil.simulator.run import simulate

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trefoil.reproduce.infadapter import BASE, HISTORY_S, SCHEMES, InfAdapterSpec, bursty, load, steady
-from trefoil.reproduce.infadapter_study import QUICK, claims, fig1, fig2, fig6, study
+from trefoil.reproduce.infadapter.experiment import BASE, HISTORY_S, SCHEMES, InfAdapterSpec, bursty, load, steady
+from trefoil.reproduce.infadapter.study import QUICK, claims, fig1, fig2, fig6, study
 
 
 def test_the_made_up_load_has_the_mean_and_maximum_of_the_papers():

@@ -21,7 +21,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import arrivals_s
 from trefoil.reproduce.tables import wattwiser_tables
-from trefoil.reproduce.wattwiser import (
+from trefoil.reproduce.wattwiser.experiment import (
     DEVICE,
     GPUS_PER_MODEL,
     MODELS,
@@ -33,7 +33,7 @@ from trefoil.reproduce.wattwiser import (
     scenario_of,
     swim,
 )
-from trefoil.reproduce.wattwiser_study import QUICK, study
+from trefoil.reproduce.wattwiser.study import QUICK, study
 from trefoil.simulator.engines.engine import Flow
 from trefoil.simulator.engines.hardware import true_service
 from trefoil.simulator.run import simulate
@@ -206,7 +206,11 @@ def test_the_study_prints_what_was_played(tmp_path):
     )
     assert sum(one["mean"] for one in rows["uniform"]["hours_missed"].values()) == 0
     assert found["fig2"] == {"sharing_aware": [2.0, 1.0], "wattwiser": pytest.approx([5.0, 1.0])}
-    assert {path.name for path in tmp_path.glob("fig0*")} == {"fig03.png", "fig04.csv", "fig05.csv"}
+    assert {path.name for path in tmp_path.glob("fig0*")} == {"fig03.png", "fig03c.csv", "fig04.csv", "fig05.csv"}
+    assert found["fig3"]["shared_gpu_serves_above_half_alone"]
+    for by in found["fig3"]["shares"].values():
+        assert sum(each[0] for each in by.values()) == pytest.approx(1), "all of a family's requests in the first hour"
+        assert by["gpu3"] == [0.0] * 24
     savings = wattwiser_tables(found)["savings"]
     assert all(f"| {policy} |" in savings for policy in POLICIES[1:])
     assert min(swim(0)) == pytest.approx(0.2)

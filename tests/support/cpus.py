@@ -9,9 +9,9 @@ from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.reproduce import infadapter_numbers
+from trefoil.reproduce.infadapter import published
 
-PUBLISHED = infadapter_numbers.catalog()
+PUBLISHED = published.catalog()
 
 
 def cpu_fleet(*cores: int) -> FleetState:

@@ -45,7 +45,7 @@ class Paper:
 
 PAPERS: Final = (
     Paper(
-        "wattwiser", "wattwiser_study", "tables:wattwiser_tables", ("wattwiser", "wattwiser"),
+        "wattwiser", "wattwiser.study", "tables:wattwiser_tables", ("wattwiser", "wattwiser.experiment"),
         "WattWiser: five pairs of models on four GPUs, 60 s of each SWIM hour. "
         "Runs kept in --out are not played again.",
         "How many seeds of the pairs.", "Also causes turned off, and constants turned by 30 %.",
@@ -58,7 +58,7 @@ PAPERS: Final = (
         "One seed, 2,000 requests a job, a day, no sweeps.",
     ),
     Paper(
-        "infadapter", "infadapter_study", "tables:infadapter_tables", ("infadapter", "infadapter"),
+        "infadapter", "infadapter.study", "tables:infadapter_tables", ("infadapter", "infadapter.experiment"),
         "InfAdapter: five networks on 20 cores, 21 minutes of Twitter and a steady load. Runs in --out are kept.",
         "How many seeds of the arrivals.", "Also the public code's constants, its arrivals, and forecasters.",
         "One seed, 13 minutes of each load, no sweeps.",

@@ -103,6 +103,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "paper": {},  # the defaults: CLOVER's text, with Eq. 6 fixed
     "literal": {"literal": True},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
     "shared_gpus": {"gpus_shared": 1},  # uniform on GPUs of which neighbours share one, as wattwiser has them
+    "shared_left": {"share_left": True},  # wattwiser: of a shared GPU a family may count on what the others leave
     "shared_slices": {"families_per_slice": 2},  # exact: two families on a slice, where that saves
     "guided": {"neighbours": "guided", "warm": True},  # ours: by a fitted law, rounds from the best graph
     "artifact": {  # CLOVER's public code
@@ -118,7 +119,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     },
 }
 """Settings of the planner that go over its policy's own (`--preset`): for clover, blover, oracle; `literal` for
-wattwiser too, `shared_gpus` and `shared_slices` for those that they name."""
+wattwiser too, `shared_gpus`, `shared_left` and `shared_slices` for those that they name."""
 
 
 INFADAPTER_CODE: Final[Mapping[str, Value]] = {

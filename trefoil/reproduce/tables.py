@@ -271,7 +271,7 @@ def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
             for case, by in found["cases"].items()
             for label, one in by.items()
         ]
-        cases = ("case, seed 1", "policy", "saving, %", "in SLO, %", "hours missed, of 48", "refused")
+        cases = ("case, seed 1", "policy", "saving, %", "in SLO, %", "bins missed (hourly ones: of 48)", "refused")
         tables["cases"] = markdown(cases, lines)
     return tables
 

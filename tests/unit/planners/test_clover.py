@@ -300,7 +300,7 @@ def test_a_preset_of_another_planner_is_refused_by_those_that_there_are(policy, 
 
 
 def test_presets_are_settings_that_the_planner_has():
-    others = {"shared_gpus": "uniform", "shared_slices": "exact"}
+    others = {"shared_gpus": "uniform", "shared_left": "wattwiser", "shared_slices": "exact"}
     assert set(PRESETS) == {"paper", "literal", "artifact", "guided", *others}
     for preset, name in others.items():
         PLANNERS[name].settings_of(PRESETS[preset])

@@ -12,7 +12,7 @@ from trefoil.core.errors import ProfileMissing, SettingError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime, pool_rate_max
-from trefoil.reproduce.infadapter_numbers import CORES, catalog
+from trefoil.reproduce.infadapter.published import CORES, catalog
 from trefoil.simulator.engines.engine import SliceService
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.inputs import Provided, prepare

@@ -12,18 +12,20 @@ from trefoil.reproduce import plots
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds
-from trefoil.reproduce.wattwiser import (
+from trefoil.reproduce.wattwiser.experiment import (
     CHANGED,
+    GPUS,
     GPUS_PER_MODEL,
     HIGH,
     HOST_W,
-    HOURS,
+    HOUR_MIN,
     LOW,
     MODELS,
     PAIRS,
     PAPERS,
     POLICIES,
     PairSpec,
+    shares_of_gpus,
     swim,
 )
 
@@ -33,6 +35,11 @@ TURNED: Final = 0.3
 AT_ONCE: Final = (("start_s", 0.0), ("load_s", 0.0))  # a GPU still wakes
 BESIDE: Final = ("as it is", f"loads up to {FITS:.0%}", "both")  # cases in which `exact` plays too
 WAKE_UP_S: Final = 6.0  # wake, start, load
+BINS_MIN: Final = (HOUR_MIN, 30, 10, 5, 2)
+BIN_LEAST: Final = 1 / 6  # of the step of an hour, that load may change no faster than GPUs wake
+COUNTED: Final = 0.9  # of model_max_rps
+ASSUMED: Final = f"bins of {BINS_MIN[-1]} min, a sleeping GPU draws nothing, started at once, {COUNTED:g} counted on"
+"""Case nearest to the paper's: its 34 % are more than GPUs of hourly sums can sleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +73,17 @@ def study(options: WattwiserOptions, out: Path, say: Callable[[str], None]) -> d
         for policy in POLICIES
     }
     cases = _cases(options.pairs[:2], loads, options.step_s) if options.sweeps else {}
+    assumed = {pair: _by_bins(pair, options.step_s)[ASSUMED] for pair in options.pairs} if options.sweeps else {}
+    cases |= {f"{'-'.join(pair)}: {ASSUMED}": by for pair, by in assumed.items()}
     wanted = [spec for each in base.values() for spec in each] + [s for by in cases.values() for s in by.values()]
     runs = run_all(wanted, out / "runs", options.jobs, say)
     found: dict[str, Any] = {
         "loads": {"FB-2009": loads[0], "FB-2010": loads[1]},
         "hours_above_three_gpus": sum(GPUS_PER_MODEL * (a + b) > 3 for a, b in zip(*loads, strict=True)),
         "hours_one_family_above_its_share": sum(max(a, b) > FITS for a, b in zip(*loads, strict=True)),
+        "asleep_at_most_pct": {str(width): asleep_at_most_pct((swim(0, width), swim(1, width))) for width in BINS_MIN},
         "fig2": _fig2(),
+        "fig3": _fig3(base[options.pairs[0], "wattwiser"][0]),
         "pairs": {
             "-".join(pair): {policy: _row([runs[spec] for spec in base[pair, policy]]) for policy in POLICIES}
             for pair in options.pairs
@@ -91,7 +102,53 @@ def study(options: WattwiserOptions, out: Path, say: Callable[[str], None]) -> d
         name: {label: _case(runs, by, label) for label in by if by[label].policy != "uniform"}
         for name, by in cases.items()
     }
+    found["assumed"] = {
+        policy: {
+            key: sum(found["cases"][f"{'-'.join(pair)}: {ASSUMED}"][policy][key] for pair in assumed) / len(assumed)
+            for key in ("saving_pct", "slo_attainment", "hours_missed", "rejected")
+        }
+        for policy in PAPERS[1:] if assumed
+    }  # fmt: skip
     _figures(found, {key: [runs[spec] for spec in each] for key, each in base.items()}, out)
+    return found
+
+
+def asleep_at_most_pct(loads: Loads) -> float:
+    """Most of the GPUs' time that can be slept through [%], however they draw: all of the fourth GPU's, and the shared
+    one's while no family asks for more than its own GPU answers."""
+    asleep = [1 + (max(a, b) <= 1 / GPUS_PER_MODEL) for a, b in zip(*loads, strict=True)]
+    return 100 * sum(asleep) / len(asleep) / GPUS
+
+
+def _fig3(spec: PairSpec) -> dict[str, Any]:
+    """Fig. 3(c): shares of each family's requests by GPU and bin; whether the shared GPU serves those families alone
+    that ask for more than one GPU answers (between that and 0.1 below it is as it was: the hysteresis)."""
+    shares, own = shares_of_gpus(spec), 1 / GPUS_PER_MODEL
+    serves = [
+        (load, shares[family]["gpu1"][at] > 0)
+        for family, loads in zip((spec.first, spec.second), spec.loads, strict=True)
+        for at, load in enumerate(loads)
+    ]
+    as_drawn = all(used == (load > own) for load, used in serves if not 0.9 * own <= load <= own)
+    return {"shares": shares, "shared_gpu_serves_above_half_alone": as_drawn}
+
+
+def _by_bins(pair: tuple[str, str], step_s: float) -> dict[str, dict[str, PairSpec]]:
+    """Runs of one seed by the width of SWIM's bins, and with what the paper leaves open assumed in its favour."""
+    found = {}
+    for width in BINS_MIN[1:]:
+        loads = swim(0, width), swim(1, width)
+        step = step_s * max(width / HOUR_MIN, BIN_LEAST)
+        found[f"bins of {width} min"] = {
+            policy: PairSpec(*pair, policy, 1, loads, f"bins of {width} min", step) for policy in PAPERS
+        }
+    slept = f"bins of {BINS_MIN[-1]} min, a sleeping GPU draws nothing"
+    found[slept] = {
+        policy: replace(spec, label=slept, sleep=0.0) for policy, spec in found[f"bins of {BINS_MIN[-1]} min"].items()
+    }
+    found[ASSUMED] = {
+        policy: replace(spec, label=ASSUMED, changed=AT_ONCE, max_rps=COUNTED) for policy, spec in found[slept].items()
+    }
     return found
 
 
@@ -115,6 +172,8 @@ def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dic
         for factor in (1 - TURNED, 1 + TURNED):
             changes[f"{name} x {factor:g}"] = {"changed": ((name, factor),)}
     found: dict[str, dict[str, PairSpec]] = {}
+    for pair in pairs:
+        found |= {f"{'-'.join(pair)}: {label}": by for label, by in _by_bins(pair, step_s).items()}
     for label, change in changes.items():
         turned = " x " in label
         for pair in pairs[:1] if turned else pairs:
@@ -128,6 +187,8 @@ def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dic
                 by["wattwiser, looking ahead"] = replace(by["wattwiser"], label="looking ahead", planner=ahead)
                 literal = (("literal", True),)
                 by["wattwiser, preset literal"] = replace(by["wattwiser"], label="literal", planner=literal)
+                left = (("share_left", True),)
+                by["wattwiser, preset shared_left"] = replace(by["wattwiser"], label="shared_left", planner=left)
             found[f"{spec.pair}: {label}"] = by
     return found
 
@@ -211,12 +272,22 @@ def _figures(found: Mapping[str, Any], runs: Mapping[Any, Sequence[StudyRun]], o
     plots.write_csv(out, "fig04", hours)
     pair = next(iter(runs))[0]
     first = {policy: runs[pair, policy][0] for policy in POLICIES}
-    at = list(range(HOURS))
+    bins = len(found["loads"]["FB-2009"])
+    at = list(range(bins))
     panels: dict[str, dict[str, tuple[Sequence[float], Sequence[float]]]] = {
         f"{family}: p95 over SLO": {
-            policy: (at, [min(ratio, 3.0) for ratio in _over_slo(run)[family][:HOURS]]) for policy, run in first.items()
+            policy: (at, [min(ratio, 3.0) for ratio in _over_slo(run)[family][:bins]]) for policy, run in first.items()
         }
         for family in pair
     }
-    panels["power [W]"] = {policy: (at, run.series["power_w"][:HOURS]) for policy, run in first.items()}
+    panels["power [W]"] = {policy: (at, run.series["power_w"][:bins]) for policy, run in first.items()}
+    shares = found["fig3"]["shares"]
+    panels |= {f"{f}: share of its requests": {g: (at, each) for g, each in by.items()} for f, by in shares.items()}
+    rows = [
+        {"family": family, "gpu": gpu, "hour": hour, "share": share}
+        for family, by in shares.items()
+        for gpu, each in by.items()
+        for hour, share in enumerate(each)
+    ]
+    plots.write_csv(out, "fig03c", rows)
     plots.lines(panels, out, "fig03", "hour of SWIM", "")

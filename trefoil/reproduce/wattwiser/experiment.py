@@ -1,15 +1,15 @@
 """WattWiser's experiment: five pairs of models, four GPUs, a load of 24 hours; four policies at equal load.
 
-Source: WattWiser, Table I, sections IV-A, IV-B, Figs. 3, 4, 5. Load: SWIM, hour by hour, each trace scaled to 20 to
-    95 % of what two GPUs of its model answer; the first model follows FB-2009, the second FB-2010 (the paper does not
-    say which). Every hour lasts `step_s`.
+Source: WattWiser, Table I, sections IV-A, IV-B, Figs. 3, 4, 5. Load: SWIM in bins, each trace scaled to 20 to 95 % of
+    what two GPUs of its model answer; the first model follows FB-2009, the second FB-2010 (the paper does not say
+    which, nor how wide its bins are: the study sweeps them). Every bin lasts `step_s`.
 Model of a GPU, since the paper gives only Table I's model_max_rps X and SLO S: the largest batch is B = X S / 2
     requests (Little's law at half the SLO) and takes t(B) = RHO B / X; a batch of n takes
     t(B) (FIXED + (1 - FIXED) n / B). RHO is such that a GPU alone has a p95 of S at X requests/s. So both readings of S
     hold: it is the p95 at full load (the caption), and about twice what a full batch takes (the text). In the fixed
     part a GPU is busy to USE_FIXED, in the rest wholly, and power follows that. GPUs are V100s, of the class of the
     paper's MI50, of which no power is known.
-Deviations: hours are shortened, so that load changes every minute: wake-ups weigh more than in the paper. Packed
+Deviations: bins are shortened, an hour to a minute: wake-ups weigh more than in the paper. Packed
     policies have three GPUs, one of them shared, as in Fig. 3; the fourth sleeps. uniform has two for each model.
 """
 
@@ -31,7 +31,7 @@ from trefoil.core.queueing import Z_95, Z_99
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, key_of, played, sleeping_at, source_hash
-from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.request_trace import read_trace
 from trefoil.simulator.scenario.schema import (
     Arrivals,
@@ -44,6 +44,7 @@ from trefoil.simulator.scenario.schema import (
     Served,
     Zone,
 )
+from trefoil.simulator.simulation import Simulation
 
 
 class WattwiserModel(NamedTuple):
@@ -77,7 +78,8 @@ PAIRS: Final = (
 PAPERS: Final = ("uniform", "packed_uniform", "sharing_aware", "wattwiser")
 POLICIES: Final = (*PAPERS, "exact")  # ours beside them, with shared slices
 DEVICE: Final = V100_32GB.name
-GPUS, GPUS_PER_MODEL, HOURS = 4, 2, 24
+GPUS, GPUS_PER_MODEL = 4, 2
+DAY_MIN, HOUR_MIN = 24 * 60, 60
 LOW, HIGH = 0.2, 0.95  # of what two GPUs answer
 FIXED: Final = 0.3  # of the time of a full batch
 USE_FIXED: Final = 0.3  # of the GPU, in that part
@@ -90,22 +92,22 @@ SWIM: Final = tuple(f"swim_FB-{year}_samples_24_times_1hr_0_per_minute.csv" for 
 CHANGED: Final = ("fixed", "use_fixed", "cv", "load_s", "start_s", "interference", "active", "sleep")
 
 
-def swim(place: int) -> tuple[float, ...]:
-    """Loads of 24 hours as shares of two GPUs; without the data a day's curve that moves as much."""
+def swim(place: int, bin_min: int = HOUR_MIN) -> tuple[float, ...]:
+    """Loads of a day in bins, as shares of two GPUs; without the data a day's curve that moves as much."""
     folder = data_folder()
     if folder is None:
-        at = np.arange(HOURS)
-        hours = np.sin((at + 7 * place) / HOURS * 2 * np.pi) + 0.5 * np.cos(at * (3 + place))
+        at_h = np.arange(0, DAY_MIN, bin_min) / HOUR_MIN
+        loads = np.sin((at_h + 7 * place) / 24 * 2 * np.pi) + 0.5 * np.cos(at_h * (3 + place))
     else:
         jobs, _ = read_trace(folder / "requests" / SWIM[place]).counted()
-        hours = jobs[: HOURS * 60].reshape(HOURS, -1).sum(axis=1)
-    shares = LOW + (HIGH - LOW) * (hours - hours.min()) / (hours.max() - hours.min())
+        loads = jobs[:DAY_MIN].reshape(-1, bin_min).sum(axis=1)
+    shares = LOW + (HIGH - LOW) * (loads - loads.min()) / (loads.max() - loads.min())
     return tuple(round(share, 4) for share in shares.tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """Spec of one run. `loads`: of each model, hour by hour; `changed`: factors on constants of the model, by name.
+    """Spec of one run. `loads`: of each model, bin by bin; `changed`: factors on constants of the model, by name.
 
     `contention` False: families on one GPU do not even share its time. `sleep`, `slo`, `max_rps`: factors
     on a sleeping GPU's watts, on SLOs, and on what planners take a GPU's model_max_rps to be.
@@ -158,6 +160,21 @@ class PairSpec:
             return played(self, scenario_of(self), Provided(catalog=catalog_of(self)))
 
 
+def shares_of_gpus(spec: PairSpec) -> dict[str, dict[str, list[float]]]:
+    """Share of a family's requests on each GPU at the end of each bin, by family and GPU: Fig. 3(c)."""
+    families = (spec.first, spec.second)
+    found = {family: {f"gpu{at}": [0.0] * len(spec.loads[0]) for at in range(GPUS)} for family in families}
+    simulation = Simulation(prepare(scenario_of(spec), Provided(catalog=catalog_of(spec))))
+    for at in range(len(spec.loads[0])):
+        simulation.run((at + 1) * spec.step_s - 1.0)
+        assert simulation.core.current is not None, "a plan stands from the first bin on"
+        for route in simulation.core.current.routes:
+            whole = sum(target.weight for target in route.targets)
+            for target in route.targets:
+                found[route.family][target.slice.device.rpartition("/")[2]][at] = target.weight / whole
+    return found
+
+
 def catalog_of(spec: PairSpec) -> Catalog:
     """Catalogue of the two models as the constants have it."""
     factor = spec.factors
@@ -196,9 +213,9 @@ def scenario_of(spec: PairSpec) -> Scenario:
     for name, shares in zip((spec.first, spec.second), spec.loads, strict=True):
         model = MODELS[name]
         points: list[tuple[float, float]] = []
-        for hour, share in enumerate(shares):
+        for at, share in enumerate(shares):
             rate = share * GPUS_PER_MODEL * model.max_rps
-            points += [(hour * spec.step_s, rate), ((hour + 1) * spec.step_s - 1e-6, rate)]
+            points += [(at * spec.step_s, rate), ((at + 1) * spec.step_s - 1e-6, rate)]
         families.append(
             Served(
                 name=name,
@@ -214,7 +231,7 @@ def scenario_of(spec: PairSpec) -> Scenario:
     return Scenario(
         name=f"{spec.pair} {spec.label}".strip(),
         seed=spec.seed,
-        duration_s=HOURS * spec.step_s,
+        duration_s=len(spec.loads[0]) * spec.step_s,
         series_s=spec.step_s,
         nodes=(Node(name="node", zone="grid", devices=(DEVICE,) * GPUS),),
         families=tuple(families),

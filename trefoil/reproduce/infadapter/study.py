@@ -1,6 +1,6 @@
 """Figures of InfAdapter's experiment over seeds, and what of its claims comes out.
 
-Fig. 3 is a drawing. Fig. 4 was measured once (`infadapter_fig04.json`). A second with p99 over 750 ms is a violation.
+Fig. 3 is a drawing. Fig. 4 was measured once (`fig04.json`). A second with p99 over 750 ms is a violation.
 """
 
 import importlib.util
@@ -18,8 +18,8 @@ from controller.planners.infadapter.cpu_slices import InfAdapterSettings, Room
 from controller.planners.infadapter.planner import best_sizes
 from trefoil.core.device_types import slice_cores
 from trefoil.reproduce import plots
-from trefoil.reproduce.infadapter import ACCURACY_BEST, BASE, FAMILY, SCHEMES, InfAdapterSpec, load
-from trefoil.reproduce.infadapter_numbers import CAPACITY_PER_S, CORES, FITTED, QUANTILE, catalog
+from trefoil.reproduce.infadapter.experiment import ACCURACY_BEST, BASE, FAMILY, SCHEMES, InfAdapterSpec, load
+from trefoil.reproduce.infadapter.published import CAPACITY_PER_S, CORES, FITTED, QUANTILE, catalog
 from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds
 
@@ -205,7 +205,7 @@ def fig4() -> dict[str, dict[str, Any]]:
     batch size and by how its cores are shared out; what `trefoil family profile` wrote with one instance a core and
     with one.
     """
-    points = json.loads(resources.files("trefoil.reproduce").joinpath("infadapter_fig04.json").read_text("utf-8"))
+    points = json.loads(resources.files("trefoil.reproduce.infadapter").joinpath("fig04.json").read_text("utf-8"))
     found = {}
     for point in points:
         batch, instances = point["batch"], point["instances"]

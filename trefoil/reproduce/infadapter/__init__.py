@@ -1,0 +1,1 @@
+"""InfAdapter played again: its published capacities, its two loads, its figures."""

@@ -1,0 +1,1 @@
+"""WattWiser played again: modelled GPUs of Table I, SWIM's load, its figures."""
