@@ -3,7 +3,7 @@
 A saving is grams per answered request against the first row that was named, in the mean of all seeds, and it is at
 equal accuracy (`saving.py`): what that policy had needed at this one's accuracy stands for what it took, by the price
 that `static_mix` (between forecasts: their policy) pays for accuracy in the same scenario. When there is one says
-`trefoil/core/saving.py`, of the means of the seeds. The headline is against the best carbon-blind policy that has no
+`trefoil/core/objective.py`, of the means of the seeds. The headline is against the best carbon-blind policy that has no
 lever which the subject lacks, whichever that turns out to be.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trefoil.comparison.saving import RunOutcome, saving_pct, summary
+from trefoil.core.objective import FamilyOutcome, no_saving
 from trefoil.core.policies import policy, split_preset
-from trefoil.core.saving import FamilyOutcome, no_saving
 
 PANELS: Final = (
     ("grams_per_request", 1e3, "mg / request"),

@@ -1,6 +1,6 @@
 """Saving: grams per request of one run against another at equal load, at equal accuracy.
 
-When it may be stated: `trefoil/core/saving.py`.
+When it may be stated: `trefoil/core/objective.py`.
 
 Two runs seldom end at the same mean accuracy, and accuracy costs grams. So savings are compared at the accuracy of the
 run they are of: the other run's grams are corrected by the price of accuracy, which is what `OBLIVIOUS` pays for

@@ -94,8 +94,8 @@ def test_a_silent_node_stays_as_it_is_and_nothing_is_placed_there():
 
 def test_the_rows_differ_in_what_the_paper_says():
     wanted = {
-        "alpaserve": ("alpaserve", "fifo", "fixed", False),
-        "alpaserve_sched": ("alpaserve", "ssjf", "fixed", False),
+        "alpaserve": ("alpaserve", "fifo", "fixed", True),
+        "alpaserve_sched": ("alpaserve", "ssjf", "fixed", True),
         "alpaserve_scaling": ("alpaserve", "ssjf", "miad", True),
         "alpaserve_scaling_no_sched": ("alpaserve", "fifo", "miad", True),
         "muserve": ("muserve", "ssjf", "miad", True),

@@ -18,7 +18,7 @@ import trefoil
 from trefoil.cli.demo.spread import savings_of
 from trefoil.comparison.comparison import Comparison, subject_of
 from trefoil.comparison.saving import RunOutcome, saving_pct
-from trefoil.core.saving import FamilyOutcome, missed, no_saving
+from trefoil.core.objective import FamilyOutcome, missed, no_saving
 from trefoil.installation import CHECKOUT, SHIPPED
 
 CAUSES: Final = ("carbon", "load", "slo", "objective")

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trefoil.cli.system_client import REQUESTS_MIN, own_requests
-from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.core.saving import FamilyOutcome, missed
+from trefoil.core.objective import FamilyOutcome, Objective, ObjectiveMode, missed
 
 COUNTED: Final = "requests:"  # of a variant, in the totals of an hour
 

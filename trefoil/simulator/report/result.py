@@ -15,9 +15,8 @@ import numpy.typing as npt
 from rich.table import Table
 
 from trefoil.core.catalog import profile_basis
-from trefoil.core.objective import floor_missed
+from trefoil.core.objective import FamilyOutcome, floor_missed
 from trefoil.core.plan import DecisionRecord
-from trefoil.core.saving import FamilyOutcome
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.report.frames import data_frame
 from trefoil.simulator.simulation import Simulation
