@@ -116,9 +116,6 @@ def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
     profile, whose errors it does not know. Of an experiment with policies: these alone, and BASE.
     """
     of = study.options.experiment
-    if of.policies:
-        named = dict.fromkeys(("base", *of.policies))
-        return {name: study.specs(family, name, name) for name in named}
     best, largest = load_family(family_folder(family, of.repository))[0].best.name, device_type(of.device).largest.name
     schemes: dict[str, tuple[str, Mapping[str, Any]]] = {
         "base": ("base", {}),
@@ -133,6 +130,8 @@ def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
         "exact": ("exact", TRUTH),
         "exact, modelled profile": ("exact", {}),
     }
+    if of.policies:
+        schemes = {name: schemes.get(name, (name, {})) for name in ("base", *of.policies)}
     return {label: study.specs(family, label, policy, **changes) for label, (policy, changes) in schemes.items()}
 
 
