@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 
 from trefoil.comparison.comparison import COMPARED, EXPLORED, Case, Comparison, Row
+from trefoil.core.policies import POLICIES
 from trefoil.simulator.report.result import json_safe
 from trefoil.tables import Grid
 
@@ -123,13 +124,15 @@ def _spread_text(found: Mapping[str, float], scale: float, shape: str) -> str:
 
 
 def missed_text(row: Row) -> str:
-    """What a policy misses in the mean of its seeds, and under how many of them; `-` for nothing."""
+    """What a policy misses in the mean of its seeds, under how many of them, and its row's reason; `-` for nothing."""
     parts = []
     for what in ("SLO", "floor"):
         seeds = row.missed_seeds(what)
         if what in row.missed or seeds:
             mean = what if what in row.missed else f"{what} not in the mean"
             parts.append(mean if len(row.runs) == 1 else f"{mean} ({len(seeds)} of {len(row.runs)} seeds)")
+            why = POLICIES[row.name].misses if what == "SLO" and row.name in POLICIES else ""
+            parts[-1] += f": {why}" if why else ""
     return ", ".join(parts) or "-"
 
 
