@@ -87,10 +87,12 @@ def base_reference(inputs: PlanningInput, task: Task, settings: PlannerSettings)
     """Reference of BASE, for objectives that leave `base_j_per_request` at 0."""
     best = inputs.view.catalog.family(task.family).best
     rate = task.mean_per_s
-    idle = sum(d.type.idle_w for d in inputs.devices) / rate / max(1, len(inputs.tasks))
+    families = max(1, len(inputs.tasks))
+    idle = sum(d.type.idle_w for d in inputs.devices) / rate / families
     active = []
     for device in inputs.devices:
         shape = largest_layout(device)[0][0]
         column = class_column(inputs.view.catalog, task, device.type, shape, best.name, 1, settings)
         active.append(column.energy_j if column else 0.0)
+        idle += column.running_w / rate / families if column else 0.0
     return Reference(idle + sum(active) / max(1, len(active)), best.accuracy)

@@ -81,7 +81,8 @@ class Column:
 
     `batch`: requests that Triton joins to a batch at that rate; 0: every request is a batch. `service` is of a request:
     its part of the batch's time. `running_w`: what a slice draws beside `energy_j` of each request, see `power_line`.
-    `alone_j`: what a request takes that is a batch by itself, which is the most; a cap of the fleet's watts counts it.
+    `alone`, `alone_j`: of a request that is a batch by itself: its time, and what it takes, which is the most; a cap of
+    the fleet's watts counts that.
     `servers`: requests that one slice serves at once. `limits` (x, y) of a class that leads: x times its rate and y
     times its partner's add up to at most the slices that they share.
     """
@@ -98,6 +99,7 @@ class Column:
     start_j: float
     load_s: float
     tiers: tuple[tuple[int, float], ...]
+    alone: ServiceTime
     batch: float = 0.0
     running_w: float = 0.0
     limits: tuple[tuple[float, float], ...] = ()
@@ -259,8 +261,8 @@ def operating_point(
     tiers = tiers_of(service, terms.slo_ms, terms.quantile, terms.scv, pool, servers)
     if kind.kind == DeviceKind.CPU:
         tiers = tuple((size, min(rate, row.throughput_per_s / terms.items)) for size, rate in tiers)
-    column = _column(kind, shape, variant, row, tiers, terms.start_s)
-    column = replace(column, key=column.key._replace(clock_mhz=clock_mhz), service=service, servers=servers)
+    column = _column(kind, shape, variant, row, tiers, service, terms.start_s)
+    column = replace(column, key=column.key._replace(clock_mhz=clock_mhz), servers=servers)
     return (
         batching(catalog, kind, column, terms.slo_ms - terms.gap_ms, terms.items, pool) if family.batching else column
     )
@@ -405,6 +407,7 @@ def _column(
     variant: Variant,
     row: ProfileRow,
     tiers: tuple[tuple[int, float], ...],
+    service: ServiceTime,
     start_s: float,
 ) -> Column:
     share = idle_share(kind, shape)
@@ -415,12 +418,13 @@ def _column(
         version=variant.version,
         max_batch=row.batch,
         clock_mhz=row.clock_mhz,
-        service=service_time(row),
+        service=service,
         energy_j=row.energy_active_j_per_batch,
         load_j=variant.load_s * kind.idle_w * share,
         start_j=start_s * kind.idle_w * share,
         load_s=variant.load_s,
         tiers=tiers,
+        alone=service,
         alone_j=row.energy_active_j_per_batch,
     )
 

@@ -136,14 +136,16 @@ def expectation(
     idle = sum(d.type.idle_w if d.name in awake else d.type.sleep_w for d in inputs.devices) * (
         rate / total if total else 1.0
     )
-    joules = idle / rate + sum(c.energy_j * traffic[c.key] for c in mine) / rate
-    overhead_ms = settings.of(task.objective).overhead_ms
-    pools = [ServerClass(counts[c.key] * c.servers, c.service, traffic[c.key]) for c in mine]
-    served = serve_weighted(pools, arrivals_s(rate, 1.0, KERNEL_REQUESTS, rng), rng)
+    joules = (idle + sum(c.energy_j * traffic[c.key] + c.running_w * counts[c.key] for c in mine)) / rate
+    if any(c.batch for c in mine):  # the kernel forms none
+        p95_ms = max(c.unqueued_ms_p95 for c in mine)
+    else:
+        pools = [ServerClass(counts[c.key] * c.servers, c.service, traffic[c.key]) for c in mine]
+        p95_ms = serve_weighted(pools, arrivals_s(rate, 1.0, KERNEL_REQUESTS, rng), rng).quantile_ms(0.95)
     return Expected(
         grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue_of(inputs.view, task)),
         joules_per_request=joules,
-        latency_ms_p95=served.quantile_ms(0.95) + overhead_ms,
+        latency_ms_p95=p95_ms + settings.of(task.objective).overhead_ms,
         accuracy=sum(c.accuracy * traffic[c.key] for c in mine) / rate,
         capacity_per_s=capacity_per_s(traffic, counts, columns, task.family),
     )

@@ -26,6 +26,7 @@ FLEETS = {
     "tiers": ("digits", ("Tesla T4", "Tesla V100-SXM2-32GB"), 200.0),
     "cpus": ("resnets", ("cpu:8",), 200.0),
 }
+FLEETS["batches"] = FLEETS["mig"]  # of the same, where requests that wait are joined
 TIERED = ("paired", "lowenergy", "highperf")
 SAYS_NOTHING = ("clover", "blover")  # before it has measured: the load is BASE's
 ON_CPUS = ("infadapter", "ms_plus", "vpa_plus", "fixed_size")
@@ -36,31 +37,36 @@ def fleet_of(policy: str) -> str:
     return "tiers" if planner in TIERED else "cpus" if planner in ON_CPUS else "mig"
 
 
-def scenario(policy: str, rate_per_s: float, seed: int, **control: object) -> Scenario:
+def scenario(policy: str, fleet: str, rate_per_s: float, seed: int, **control: object) -> Scenario:
     """The policy under steady Poisson arrivals."""
-    family, devices, slo_ms = FLEETS[fleet_of(policy)]
+    family, devices, slo_ms = FLEETS[fleet]
     objective = FamilyObjective(
         type="instant", slo={"percentile": 100 * QUANTILE, "latency_ms": slo_ms}, accuracy={"below_best_pct": 2.0}
+    )
+    served = Served(
+        name=family,
+        repository=MODELS,
+        arrivals=Arrivals(rate_per_s=rate_per_s),
+        objective=objective,
+        batch_delay_ms=0.0 if fleet == "batches" else None,
     )
     return Scenario(
         seed=seed,
         duration_s=COUNTED_S,
         warmup_s=WARMUP_S,
         nodes=(Node(devices=devices),),
-        families=(
-            Served(name=family, repository=MODELS, arrivals=Arrivals(rate_per_s=rate_per_s), objective=objective),
-        ),
+        families=(served,),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         policy=policy,
         control={"demand_initial_per_s": {family: rate_per_s}, **control},
     )
 
 
-def says_it_carries(policy: str, rate_per_s: float) -> bool:
+def says_it_carries(policy: str, fleet: str, rate_per_s: float) -> bool:
     """Whether the first plan for a demand says that it carries it, and lacks nothing."""
-    family = FLEETS[fleet_of(policy)][0]
+    family = FLEETS[fleet][0]
     fixed = {family: {"rate_per_s": rate_per_s, "rate_p90_per_s": rate_per_s}}
-    shell = Simulation(prepare(scenario(policy, rate_per_s, 1, demand_fixed=fixed)))
+    shell = Simulation(prepare(scenario(policy, fleet, rate_per_s, 1, demand_fixed=fixed)))
     shell.run(1.0 - WARMUP_S)
     plan = shell.core.current
     if plan is None or plan.degraded or family not in plan.expected:
@@ -68,21 +74,21 @@ def says_it_carries(policy: str, rate_per_s: float) -> bool:
     return plan.expected[family].capacity_per_s >= 0.999 * rate_per_s
 
 
-def load_of(policy: str) -> float:
+def load_of(policy: str, fleet: str) -> float:
     """The largest load that a policy says it carries [1/s], by bisection."""
     low, high = LOW_PER_S, HIGH_PER_S
-    assert says_it_carries(policy, low)
+    assert says_it_carries(policy, fleet, low)
     for _ in range(STEPS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if says_it_carries(policy, middle) else (low, middle)
+        low, high = (middle, high) if says_it_carries(policy, fleet, middle) else (low, middle)
     return low
 
 
-def missed(policy: str, load: float) -> list[float]:
+def missed(policy: str, fleet: str, load: float) -> list[float]:
     """Shares of a load at which fewer answers are in time than the SLO wants, by more than chance."""
     found = []
     for share in SHARES:
-        (one,) = simulate(scenario(policy, share * load, 7)).summary.families.values()
+        (one,) = simulate(scenario(policy, fleet, share * load, 7)).summary.families.values()
         error = 3 * math.sqrt(QUANTILE * (1 - QUANTILE) / one.arrived)
         if one.slo_attainment < QUANTILE - error:
             found.append(share)
@@ -97,12 +103,21 @@ def kept() -> list[object]:
 
 @pytest.mark.parametrize("policy", kept())
 def test_a_policy_keeps_its_slo_at_the_loads_that_it_says_it_carries(policy):
-    assert missed(policy, load_of("base" if policy in SAYS_NOTHING else policy)) == []
+    fleet = fleet_of(policy)
+    assert missed(policy, fleet, load_of("base" if policy in SAYS_NOTHING else policy, fleet)) == []
+
+
+@pytest.mark.parametrize("policy", ["base", "static_mix", "exact", "wattwiser", "uniform", "alpaserve"])
+def test_where_requests_are_joined_a_policy_carries_more_and_keeps_its_slo(policy):
+    load = load_of(policy, "batches")
+    assert load > load_of(policy, "mig")
+    assert missed(policy, "batches", load) == []
 
 
 @pytest.mark.parametrize("policy", [name for name, row in POLICIES.items() if row.misses])
 def test_a_policy_whose_row_says_that_it_misses_its_slo_does_and_docs_and_comparisons_say_why(policy):
-    assert missed(policy, load_of(policy))
+    fleet = fleet_of(policy)
+    assert missed(policy, fleet, load_of(policy, fleet))
     why = POLICIES[policy].misses
     assert why in (CHECKOUT / "docs" / "policies.md").read_text()
     families = {"digits": {"slo_attainment": 0.5, "slo_quantile": 0.95, "accuracy": 1.0, "floor": 0.9}}

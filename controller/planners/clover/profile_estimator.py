@@ -114,7 +114,7 @@ def profile_estimator(catalog: Catalog, task: Task, space: Space, settings: Clov
                         field=f"family {task.family}",
                         remedy="profile this class, or let the policy measure on the system (measure_on = 'system')",
                     )
-                points[(name, kind.name, shape)] = ClassPoint(column.service, column.energy_j, column.accuracy)
+                points[(name, kind.name, shape)] = ClassPoint(column.alone, column.alone_j, column.accuracy)
     return ProfileEstimator(
         space,
         points,
