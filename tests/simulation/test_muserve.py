@@ -80,10 +80,14 @@ def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
     options = MuserveOptions((1,), 30.0, (5.0, 10.0), (2.0,), (6,), sweeps=False, jobs=1)
     found = study(options, tmp_path, lambda _text: None)
     tables = muserve_tables(found)
-    assert set(tables) == {"scale", "rate", "gpus", "models"}
-    for name in ("fig02", "fig07", "fig08", "fig13"):
+    assert set(tables) == {
+        "scale", "rate", "gpus", "scale_busy", "rate_busy", "gpus_busy", "fig14", "models",
+    }  # fmt: skip
+    for name in ("fig02", "fig07", "fig08", "fig13", "fig14"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert len(found["fig2"]) == 15 * 12
     rows = found["axes"]["SLO scale"]
+    for name, axes in found["headline"].items():
+        assert axes.keys() >= {"fig14a": {"times"}, "fig14b": {"saved_pct_long"}}.get(name, {"scale", "rate", "gpus"})
     assert all(by["alpaserve"]["times"]["mean"] == 1.0 for by in rows.values())
     assert "missed" not in tables["models"]

@@ -11,10 +11,11 @@ Scheduler (`queue`): "fifo", "ssjf" by predicted classes of length, "oracle" by 
     does not generate without a prediction; "oracle": arrival + AGING times the time that the request takes.
 Player: controller/planners/muserve/pipelines.py, without batches and rollouts, as AlpaServe's; the governor of each
     GPU, its settings and what it sees of latencies are the power agent's own, once a second.
+Power: the paper's V100s have "no idle time" (section 4.2). With `waits_active` a GPU that hosts a model draws the
+    active power of its clock while it waits, too, as under a runtime that polls or keeps kernels resident.
 Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since AlpaServe's groups are often single GPUs,
-    in which there is nothing to place (`grouped`: inside them). A model has few answers, so MIAD goes by one and all,
-    and remembers those of REMEMBERED_S, as long as they would have taken at the clock of now (`remembers_s` 0: it
-    forgets them with each change). `group_size`: AlpaServe's groups have so many GPUs; 0: it chooses.
+    in which there is nothing to place (`grouped`: inside them); the turn orders all requests of a GPU, where the paper
+    has a queue for each model instance. `group_size`: AlpaServe's groups have so many GPUs; 0: it chooses.
 """
 
 import math
@@ -73,7 +74,8 @@ AZURE: Final = "azure_functions_sample_1day_per_minute.csv"
 
 @dataclass(frozen=True, slots=True)
 class MuServeSpec:
-    """Spec of one run. `rate_per_s` of all models together; `cv` of the gaps; `active`, `idle`: factors on watts."""
+    """Spec of one run. `rate_per_s` of all models together; `cv` of the gaps; `active`, `idle`: factors on watts;
+    `insensitive`: models whose operators are, no other's being so (None: as modelled)."""
 
     policy: str
     seed: int
@@ -85,6 +87,8 @@ class MuServeSpec:
     trace: str = "gamma"
     duration_s: float = 900.0
     follows: float = FOLLOWS
+    insensitive: tuple[str, ...] | None = None
+    waits_active: bool = False
     overhead: bool = False
     lengthened: float = 1.0
     active: float = 1.0
@@ -187,7 +191,7 @@ def models_of(spec: MuServeSpec, slo_s: Mapping[str, float]) -> list[Model]:
     found = []
     for name, shape in MODELS.items():
         longer = spec.lengthened if shape.autoregressive else 1.0
-        own = units(name, clustered, spec.overhead, spec.follows)
+        own = units(name, clustered, spec.overhead, spec.follows, spec.insensitive)
         found.append(Model(name, tuple(replace(unit, time_s=unit.time_s * longer) for unit in own), slo_s[name]))
     return found
 
@@ -214,6 +218,7 @@ def plan_of_spec(spec: MuServeSpec) -> MuServeSpec:
     return MuServeSpec(
         policy, 0, gpus=spec.gpus, replicas=spec.replicas, follows=spec.follows, overhead=spec.overhead,
         lengthened=spec.lengthened, transfer=spec.transfer, grouped=spec.grouped, group_size=spec.group_size,
+        insensitive=spec.insensitive,
     )  # fmt: skip
 
 
@@ -281,22 +286,23 @@ def _play(spec: MuServeSpec) -> StudyRun:
 
     played = Pipelines(placement.replicas, spec.gpus, TOP_MHZ, spec.cluster.transfer_s, active_w)
     clocks = _Clocks(spec, played, placement, slo_s)
+    hosting = sorted({stage.gpu for each in placement.replicas.values() for replica in each for stage in replica})
     left, answers, series = requests(spec), list[Answer](), _Series()
-    asked, idle_j, at = len(left), 0.0, 0
+    asked, joules, at = len(left), 0.0, 0
     while (now_s := played.now_s) < spec.duration_s:
         until_s, begin = now_s + TICK_S, at
         while at < asked and left[at][0] < until_s:
             at += 1
         mhz = [gpu.clock_mhz for gpu in played.gpus]
-        idle_w = spec.idle * sum(power.idle_w(GPU, DeviceState.AWAKE, clock) for clock in mhz)
+        used_w = spec.idle * sum(power.idle_w(GPU, DeviceState.AWAKE, clock) for clock in mhz)
         before_j = sum(gpu.joules for gpu in played.gpus)
         fresh = played.serve(left[begin:at], until_s)
-        idle_j += idle_w * TICK_S
-        used_w = idle_w + (sum(gpu.joules for gpu in played.gpus) - before_j) / TICK_S
+        computed_w = (sum(gpu.joules for gpu in played.gpus) - before_j) / TICK_S
+        used_w += sum(active_w(mhz[gpu]) for gpu in hosting) if spec.waits_active else computed_w
+        joules += used_w * TICK_S
         series.add(until_s, used_w, sum(mhz) / len(mhz), (at - begin) / TICK_S)
         answers += fresh
         clocks.step(until_s, fresh)
-    joules = idle_j + sum(gpu.joules for gpu in played.gpus)
     busy = sum(gpu.busy_s for gpu in played.gpus) / spec.duration_s / spec.gpus
     answers += played.serve((), math.inf)  # who is under way at the end counts too
     assert len(answers) == asked

@@ -7,10 +7,12 @@ Model: operators of a transformer layer, or of ResNet's bottlenecks, by their FL
     table has it. All times of a model are scaled by one factor to its latency in the table.
 Deviations: experts of Switch are dense feed-forward layers of its base model, as one serves each token; memory is the
     table's size, by the weights of each operator. With `overhead`, what the roofline leaves of a latency follows no
-    clock instead: the framework's time.
+    clock instead: the framework's time. Where models are named `insensitive` (Fig. 14a), theirs follow the SMs' clock
+    by FOLLOWS, as memory does, and those of all others wholly.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -71,7 +73,9 @@ class Operator(NamedTuple):
 
 
 @cache
-def operators(name: str, overhead: bool = False, follows: float = FOLLOWS) -> tuple[Operator, ...]:
+def operators(
+    name: str, overhead: bool = False, follows: float = FOLLOWS, insensitive: tuple[str, ...] | None = None
+) -> tuple[Operator, ...]:
     """Operators of a model in the order in which they run; times add up to the table's latency."""
     shape, rows = MODELS[name], list(_rows(MODELS[name]))
     passes: list[tuple[int, int]] = [(1, 2 * PROMPT)]
@@ -91,19 +95,26 @@ def operators(name: str, overhead: bool = False, follows: float = FOLLOWS) -> tu
     for one, time_ms, half_ms in zip(rows, times, halves, strict=True):
         s = follows + (1.0 - follows) * (half_ms / time_ms - 1.0) / (max(1.0, stretched) if overhead else 1.0)
         found.append(Operator(one.name, OperatorCluster(time_ms * stretched / MS_PER_S, s, one.weights * mib), 2.0 * s))
+    if insensitive is not None:
+        s = follows if name in insensitive else 1.0
+        found = [one._replace(unit=replace(one.unit, s=s), score=2.0 * s) for one in found]
     return tuple(found)
 
 
 @cache
 def units(
-    name: str, clustered: bool, overhead: bool = False, follows: float = FOLLOWS, threshold: float = THRESHOLD
+    name: str,
+    clustered: bool,
+    overhead: bool = False,
+    follows: float = FOLLOWS,
+    insensitive: tuple[str, ...] | None = None,
 ) -> tuple[OperatorCluster, ...]:
     """Units of a model that are not split: its operators, or clusters of them."""
-    those = operators(name, overhead, follows)
+    those = operators(name, overhead, follows, insensitive)
     if not clustered:
         return tuple(one.unit for one in those)
     by_name = {one.name: one for one in those}
-    groups = clusters(list(by_name), {one.name: one.score for one in those}, threshold)
+    groups = clusters(list(by_name), {one.name: one.score for one in those}, THRESHOLD)
     return tuple(joined([by_name[name].unit for name in group]) for group in groups)
 
 

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from controller.planners.muserve.alpaserve import joined
 from trefoil.core import power
 from trefoil.core.fleet import DeviceState
@@ -21,6 +23,14 @@ PAPER: Final[Mapping[str, Mapping[str, float]]] = {  # largest factor over AlpaS
     "rate [1/s]": {"alpaserve_scaling": 1.42, "muserve": 1.92},
     "GPUs": {"alpaserve_scaling": 1.28, "muserve": 1.49},
 }
+SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "axes": {},
+    "busy": {"waits_active": True, "group_size": 4},
+}
+"""What GPUs draw while they wait, and AlpaServe's groups: as modelled and chosen; as the paper's power suggests."""
+SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of insensitive operators, Fig. 14(a)
+DRAWN: Final = (1, 2, 3, 4, 5)  # draws of which models are
+LENGTHS: Final = (0.5, 1.0, 1.5, 2.0)  # of answers, Fig. 14(b)
 TITLES: Final = {"SLO scale": "scale", "rate [1/s]": "rate", "GPUs": "gpus"}
 FIG2_MHZ: Final = tuple(range(200, 1301, 100))
 ATTAINED: Final = 0.99
@@ -61,48 +71,108 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
         "GPUs": {float(x): replace(base, gpus=x, replicas=2) for x in options.gpus},
     }
     cases = _cases(base) if options.sweeps else {}
+    busy = replace(base, **SETTINGS["busy"])
+    shares, lengths = (
+        (SHARES, LENGTHS) if options.sweeps else (SHARES[:: len(SHARES) - 1], LENGTHS[:: len(LENGTHS) - 1])
+    )
+    fig14 = {
+        "insensitive share": {
+            x: [replace(busy, insensitive=_drawn(x, seed), seed=seed) for seed in DRAWN] for x in shares
+        },
+        "length of answers": {x: [replace(busy, lengthened=x)] for x in lengths},
+    }
     shown = [replace(base, trace="azure", policy=policy) for policy in POLICIES]
+    one = (*cases.values(), *(spec for points in fig14.values() for specs in points.values() for spec in specs))
     wanted = [
-        replace(spec, policy=policy, seed=seed)
+        replace(spec, policy=policy, seed=seed, **setting)
+        for setting in SETTINGS.values()
         for points in axes.values()
         for spec in points.values()
         for policy in POLICIES
         for seed in options.seeds
     ]
-    wanted += [replace(spec, policy=policy) for spec in cases.values() for policy in POLICIES] + shown
+    wanted += [replace(spec, policy=policy) for spec in one for policy in POLICIES] + shown
     runs = run_all(wanted, out / "runs", options.jobs, say)
+
+    def point(specs: Sequence[MuServeSpec]) -> dict[str, dict[str, Any]]:
+        return {policy: _point(runs, [replace(spec, policy=policy) for spec in specs]) for policy in POLICIES}
+
+    def seeds(spec: MuServeSpec, **setting: Any) -> list[MuServeSpec]:
+        return [replace(spec, seed=seed, **setting) for seed in options.seeds]
+
     models = _models()
     found: dict[str, Any] = {
         "models": models,
         "fig2": _fig2(models),
-        "axes": {
-            axis: {
-                f"{x:g}": {
-                    policy: _point(runs, [replace(spec, policy=policy, seed=seed) for seed in options.seeds])
-                    for policy in POLICIES
-                }
-                for x, spec in points.items()
+        **{
+            name: {
+                axis: {f"{x:g}": point(seeds(spec, **setting)) for x, spec in points.items()}
+                for axis, points in axes.items()
             }
-            for axis, points in axes.items()
+            for name, setting in SETTINGS.items()
         },
-        "cases": {
-            label: {policy: _point(runs, [replace(spec, policy=policy)]) for policy in POLICIES}
-            for label, spec in cases.items()
-        },
+        "cases": {label: point([spec]) for label, spec in cases.items()},
+        "fig14": {axis: {f"{x:g}": point(specs) for x, specs in points.items()} for axis, points in fig14.items()},
         "paper": PAPER,
     }
+    found["headline"] = {**headline(found), **_headline_fig14(found["fig14"])}
     _figures(found, {spec.policy: runs[spec] for spec in shown}, out)
     return found
 
 
+def headline(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the paper states of Figs. 7, 8, 17 and 18, by setting and axis, over points where all policies attain."""
+    result: dict[str, Any] = {}
+    for setting in SETTINGS:
+        for axis, points in found[setting].items():
+            held = [by for by in points.values() if all(by[p]["attainment"]["mean"] >= ATTAINED for p in POLICIES)]
+            times = {policy: [by[policy]["times"]["mean"] for by in held] for policy in POLICIES[1:]}
+            over = [by["muserve"]["times"]["mean"] / by["alpaserve_scaling"]["times"]["mean"] for by in held]
+            later = [
+                100 * (by["muserve"]["p99_over_slo"]["mean"] / by["alpaserve_scaling"]["p99_over_slo"]["mean"] - 1)
+                for by in held
+            ]
+            result.setdefault(setting, {})[TITLES[axis]] = {
+                "points_held": len(held),
+                **{f"{policy}_most": max(each, default=1.0) for policy, each in times.items()},
+                **{f"{policy}_least": min(each, default=1.0) for policy, each in times.items()},
+                "muserve_over_scaling": sum(over) / len(over) if over else 1.0,
+                "p99_over_scaling_pct": max(later, default=0.0),
+            }
+    return result
+
+
+def _headline_fig14(fig14: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the paper states of Fig. 14: at its ends, the share of power saved."""
+
+    def saved_pct(axis: str, at: float, of: str, policy: str = "muserve") -> float:
+        by = fig14[axis][f"{at:g}"]
+        return 100 * float(1 - by[of]["times"]["mean"] / by[policy]["times"]["mean"])
+
+    few, many = (saved_pct("insensitive share", x, "alpaserve_scaling") for x in (SHARES[0], SHARES[-1]))
+    short, long = (saved_pct("length of answers", x, "alpaserve") for x in (LENGTHS[0], LENGTHS[-1]))
+    return {
+        "fig14a": {"saved_pct_at_10": few, "saved_pct_at_60": many, "times": many / few if few > 0 else 0.0},
+        "fig14b": {"saved_pct_short": short, "saved_pct_long": long},
+    }
+
+
+def _drawn(share: float, seed: int) -> tuple[str, ...]:
+    """Models whose operators are insensitive, drawn."""
+    chosen = np.random.default_rng((seed, 14)).permutation(len(MODELS))[: round(share * len(MODELS))]
+    return tuple(list(MODELS)[at] for at in sorted(chosen.tolist()))
+
+
 def _cases(base: MuServeSpec) -> dict[str, MuServeSpec]:
     """Runs of one seed in which one thing is otherwise."""
-    changes: dict[str, dict[str, Any]] = {
+    changes: dict[str, Mapping[str, Any]] = {
         "as it is": {},
         "MIAD as published: slack 0.05 of the mean": {"governor": ()},
         "and of the answers of a second": {"governor": FORGETFUL},
         "and literal": {"governor": (*FORGETFUL, ("literal", True))},
         "Algorithm 2 inside AlpaServe's groups": {"grouped": True},
+        "hosting GPUs draw active power while they wait": {"waits_active": True},
+        "and AlpaServe pipelines over 4 GPUs": SETTINGS["busy"],
         "AlpaServe pipelines over 4 GPUs": {"group_size": 4},
         "AlpaServe pipelines over 8 GPUs": {"group_size": 8},
         "time that no roofline explains follows no clock": {"overhead": True},
@@ -110,7 +180,6 @@ def _cases(base: MuServeSpec) -> dict[str, MuServeSpec]:
         "everything follows the clock": {"follows": 1.0},
         "Azure's functions": {"trace": "azure"},
         "gaps of CV 3": {"cv": 3.0},
-        **{f"answers {length:g} times as long": {"lengthened": length} for length in (0.5, 1.5, 2.0)},
     }
     for name in ("active", "idle", "transfer", "follows"):
         for factor in (1 - TURNED, 1 + TURNED):
@@ -176,7 +245,7 @@ def _figures(found: Mapping[str, Any], shown: Mapping[str, StudyRun], out: Path)
     plots.lines({"latency [ms]": latencies, "power [W]": watts}, out, "fig02", "clock [MHz]", "")
     rows = [
         {"axis": axis, "at": x, "policy": policy, **{name: row[name]["mean"] for name in row if name != "groups"}}
-        for axis, points in {**found["axes"], "case": found["cases"]}.items()
+        for axis, points in {**_flat(found), "case": found["cases"], **found["fig14"]}.items()
         for x, by in points.items()
         for policy, row in by.items()
     ]
@@ -187,15 +256,28 @@ def _figures(found: Mapping[str, Any], shown: Mapping[str, StudyRun], out: Path)
                 policy: ([float(x) for x in points], [by[policy][name]["mean"] for by in points.values()])
                 for policy in POLICIES
             }
-            for axis, points in found["axes"].items()
+            for axis, points in _flat(found).items()
         }
         plots.lines(panels, out, figure, "", label, marked=True)
+    panels = {
+        axis: {
+            policy: ([float(x) for x in points], [by[policy]["power_w_per_gpu"]["mean"] for by in points.values()])
+            for policy in POLICIES
+        }
+        for axis, points in found["fig14"].items()
+    }
+    plots.lines(panels, out, "fig14", "", "W a GPU", marked=True)
     series = {
         "mean clock [MHz]": {policy: (run.series["at_s"], run.series["clock_mhz"]) for policy, run in shown.items()},
         "power [W]": {policy: (run.series["at_s"], run.series["power_w"]) for policy, run in shown.items()},
         "arrivals [1/s]": {"all": (shown["muserve"].series["at_s"], shown["muserve"].series["arrived_per_s"])},
     }
     plots.lines(series, out, "fig13", "s", "")
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Points of an axis by the axis' name and the setting's."""
+    return {f"{axis}, {name}": points for name in SETTINGS for axis, points in found[name].items()}
 
 
 def muserve_tables(found: Mapping[str, Any]) -> dict[str, str]:
@@ -212,10 +294,14 @@ def muserve_tables(found: Mapping[str, Any]) -> dict[str, str]:
 
     head = ["", *POLICIES]
     result = {}
-    for axis, points in found["axes"].items():
-        rows = [row(x, points[x]) for x in sorted(points, key=float)]
-        paper = ["paper, at most", "", *(f"{times:g}x" for times in found["paper"][axis].values())]
-        result[TITLES[axis]] = markdown([axis, *POLICIES], [*rows, paper])
+    for setting in SETTINGS:
+        for axis, points in found[setting].items():
+            rows = [row(x, points[x]) for x in sorted(points, key=float)]
+            paper = ["paper, at most", "", *(f"{times:g}x" for times in found["paper"][axis].values())]
+            name = TITLES[axis] if setting == "axes" else f"{TITLES[axis]}_{setting}"
+            result[name] = markdown([axis, *POLICIES], [*rows, paper])
+    rows = [row(f"{axis} {x}", by) for axis, points in found["fig14"].items() for x, by in points.items()]
+    result["fig14"] = markdown(head, rows)
     if found["cases"]:
         result["cases"] = markdown(head, [row(name, by) for name, by in found["cases"].items()])
     models = [
