@@ -27,7 +27,8 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "axes": {},
     "busy": {"waits_active": True, "group_size": 4},
 }
-"""What GPUs draw while they wait, and AlpaServe's groups: as modelled and chosen; as the paper's power suggests."""
+"""What GPUs draw while they wait, and AlpaServe's groups: as modelled and chosen; as the paper's power suggests. Four
+GPUs have no room for all models in pipelines over four: there the second is not played."""
 SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of insensitive operators, Fig. 14(a)
 DRAWN: Final = (1, 2, 3, 4, 5)  # draws of which models are
 LENGTHS: Final = (0.5, 1.0, 1.5, 2.0)  # of answers, Fig. 14(b)
@@ -65,11 +66,6 @@ def about() -> dict[str, str]:
 def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     base = replace(BASE, duration_s=options.duration_s)
-    axes = {
-        "SLO scale": {x: replace(base, slo_scale=x) for x in options.slo_scales},
-        "rate [1/s]": {x: replace(base, rate_per_s=x) for x in options.rates},
-        "GPUs": {float(x): replace(base, gpus=x, replicas=2) for x in options.gpus},
-    }
     cases = _cases(base) if options.sweeps else {}
     busy = replace(base, **SETTINGS["busy"])
     shares, lengths = (
@@ -83,10 +79,11 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
     }
     shown = [replace(base, trace="azure", policy=policy) for policy in POLICIES]
     one = (*cases.values(), *(spec for points in fig14.values() for specs in points.values() for spec in specs))
+    played = _axes(options, base)
     wanted = [
-        replace(spec, policy=policy, seed=seed, **setting)
-        for setting in SETTINGS.values()
-        for points in axes.values()
+        replace(spec, policy=policy, seed=seed)
+        for own in played.values()
+        for points in own.values()
         for spec in points.values()
         for policy in POLICIES
         for seed in options.seeds
@@ -97,19 +94,16 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
     def point(specs: Sequence[MuServeSpec]) -> dict[str, dict[str, Any]]:
         return {policy: _point(runs, [replace(spec, policy=policy) for spec in specs]) for policy in POLICIES}
 
-    def seeds(spec: MuServeSpec, **setting: Any) -> list[MuServeSpec]:
-        return [replace(spec, seed=seed, **setting) for seed in options.seeds]
+    def seeds(spec: MuServeSpec) -> list[MuServeSpec]:
+        return [replace(spec, seed=seed) for seed in options.seeds]
 
     models = _models()
     found: dict[str, Any] = {
         "models": models,
         "fig2": _fig2(models),
         **{
-            name: {
-                axis: {f"{x:g}": point(seeds(spec, **setting)) for x, spec in points.items()}
-                for axis, points in axes.items()
-            }
-            for name, setting in SETTINGS.items()
+            name: {axis: {f"{x:g}": point(seeds(spec)) for x, spec in points.items()} for axis, points in own.items()}
+            for name, own in played.items()
         },
         "cases": {label: point([spec]) for label, spec in cases.items()},
         "fig14": {axis: {f"{x:g}": point(specs) for x, specs in points.items()} for axis, points in fig14.items()},
@@ -118,6 +112,24 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
     found["headline"] = {**headline(found), **_headline_fig14(found["fig14"])}
     _figures(found, {spec.policy: runs[spec] for spec in shown}, out)
     return found
+
+
+def _axes(options: MuserveOptions, base: MuServeSpec) -> dict[str, dict[str, dict[float, MuServeSpec]]]:
+    """Specs by setting, axis and value."""
+    axes: dict[str, dict[float, MuServeSpec]] = {
+        "SLO scale": {x: replace(base, slo_scale=x) for x in options.slo_scales},
+        "rate [1/s]": {x: replace(base, rate_per_s=x) for x in options.rates},
+        "GPUs": {float(x): replace(base, gpus=x, replicas=2) for x in options.gpus},
+    }
+    return {
+        name: {
+            axis: {
+                x: replace(spec, **setting) for x, spec in points.items() if spec.gpus > setting.get("group_size", 0)
+            }
+            for axis, points in axes.items()
+        }
+        for name, setting in SETTINGS.items()
+    }
 
 
 def headline(found: Mapping[str, Any]) -> dict[str, Any]:
