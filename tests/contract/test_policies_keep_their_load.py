@@ -120,6 +120,7 @@ def test_a_policy_whose_row_says_that_it_misses_its_slo_does_and_docs_and_compar
     assert missed(policy, fleet, load_of(policy, fleet))
     why = POLICIES[policy].misses
     assert why in (CHECKOUT / "docs" / "policies.md").read_text()
-    families = {"digits": {"slo_attainment": 0.5, "slo_quantile": 0.95, "accuracy": 1.0, "floor": 0.9}}
-    late = Run(policy, 1, "", {"families": families, "slo_missed": True, "floor_missed": False})
+    asked = {"slo_quantile": 0.95, "floor": 0.9, "arrived": 9, "answered": 9}
+    digits = {"slo_attainment": 0.5, "accuracy": 1.0, **asked}
+    late = Run(policy, 1, "", {"families": {"digits": digits}, "slo_missed": True, "floor_missed": False})
     assert missed_text(Row(policy, (late,))) == f"SLO: {why}"
