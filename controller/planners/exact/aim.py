@@ -18,6 +18,7 @@ from controller.planners.exact.frontier import (
     frontier,
     price,
     required_mean,
+    worth_later,
 )
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
@@ -114,9 +115,9 @@ def _budget(inputs: PlanningInput, problem: Problem, task: Task, settings: Exact
     intervals = [(w, ci * ratio) for w, ci in intervals]
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
     worth = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
-    step_s = next_tick_s(view, settings) - view.now_s
-    value = worth if left_s >= 2 * step_s else 0.0  # what is left after this step is too short to spend a surplus in
     target = max(objective.hard_min_accuracy, min(found.target, hull[-1].accuracy))
+    later = worth_later(hull, intervals, hull_rate, min(required, hull[-1].accuracy), target)
+    value = min(STEEP_J, later * J_PER_KWH / max(intensity, INTENSITY_MIN))
     lacks = required > hull[-1].accuracy + 1e-9
     short = f", out of reach: {hull[-1].accuracy:.4f} is the most" if lacks else ""
     why = (

@@ -156,6 +156,24 @@ def price(
     return Price(cost / rate_per_s / 3.6e6, target, required, why)
 
 
+def worth_later(
+    hull: Sequence[FrontierPoint],
+    intervals: Sequence[tuple[float, float]],
+    rate_per_s: float,
+    required: float,
+    target: float,
+) -> float:
+    """What accuracy above the target is worth [grams per request and unit]: the price of the rest of the window once
+    the present interval, the first, has reached the frontier's next plan. What cannot be spent is worth nothing.
+    """
+    (now, _), *rest = intervals
+    left = sum(w for w, _ in rest)
+    if left <= 0:
+        return 0.0
+    above = next((p.accuracy for p in hull if p.accuracy > target + 1e-9), target)
+    return price(hull, rest, math.nan, rate_per_s, (required * (now + left) - now * above) / left).grams
+
+
 def load_ratio(day: Sequence[float], begins_s: float, ends_s: float) -> float:
     """Requests of an interval over those of as long a time of a mean day; 1 where no `day` (by the hour) is known."""
     total = sum(day)

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns, undominated
-from controller.planners.exact.frontier import FrontierPoint, distribution, frontier, load_ratio, price, required_mean
+from controller.planners.exact.frontier import (
+    FrontierPoint,
+    distribution,
+    frontier,
+    load_ratio,
+    price,
+    required_mean,
+    worth_later,
+)
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
 from controller.planners.exact.search import solve
@@ -67,6 +75,17 @@ def test_out_of_reach_buys_everything_and_says_so():
     found = price(HULL, [(1.0, 100.0)], 100.0, 10.0, 0.999)
     assert found.target == pytest.approx(0.99)
     assert "out of reach" in found.why
+
+
+def test_accuracy_above_the_target_is_worth_what_it_saves_later():
+    even = [(1.0, 200.0)] * 100
+    price_g = price(HULL, even, 200.0, 10.0, 0.925).grams
+    assert worth_later(HULL, even, 10.0, 0.925, 0.925) == pytest.approx(price_g), "a day holds a surplus of one hour"
+    last = [(1.0, 200.0), (0.2, 200.0)]
+    assert worth_later(HULL, last, 10.0, 0.925, 0.925) == 0.0, "0.2 hours below 0.925 cannot spend an hour above it"
+    assert worth_later(HULL, last[:1], 10.0, 0.925, 0.925) == 0.0
+    dear = [(1.0, 100.0), (1.0, 300.0)]
+    assert worth_later(HULL, dear, 10.0, 0.96, 0.97) == pytest.approx(300.0 * 200.0 / 10.0 / 3.6e6)
 
 
 def test_budget_without_state_asks_for_the_floor():
