@@ -27,6 +27,8 @@ from trefoil.reproduce.tables import (
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "RESULTS.md"
+PAGES: Final = (RESULTS, HERE.parent / "README.md")
+CHART: Final = HERE.parent / "docs" / "images" / "savings.svg"
 KEPT: Final = HERE / "results"
 
 
@@ -70,12 +72,52 @@ def dispatcher_tables(found: Mapping[str, Any]) -> dict[str, str]:
     return {name: markdown(rows[0], rows[1:]) for name, rows in tables.items()}
 
 
+def demo_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `trefoil demo --simulated --json > out/demo/simulated.json` by name."""
+    rows = [[against, *_percents(of)] for against, of in found["saving_pct"].items()]
+    as_it_ran = found["saving_uncorrected_pct"]
+    rows = [[*row, _percents(as_it_ran[row[0]])[0]] for row in rows]
+    columns = [f"`{found['subject']}` against", "saved at equal accuracy, %", "lowest", "highest", "as it ran, %"]
+    return {"savings": markdown(columns, rows)}
+
+
+def _percents(of: Mapping[str, float]) -> list[str]:
+    return [f"{of[name]:+.1f}" for name in ("mean", "lowest", "highest")]
+
+
+def draw_savings(found: Mapping[str, Any], path: Path) -> None:
+    """README's chart, 800 x 400: grams a request at equal accuracy, in percent of the first policy's."""
+    from matplotlib import pyplot as plt
+
+    rows = found["cases"][0]["rows"]
+    names = {"base": "do nothing", "static_mix": "carbon-blind plan", "static_miad": "carbon-blind plan,\nsame levers"}
+    labels = [names.get(row["policy"], "Trefoil") for row in rows]
+    saved = [
+        row["saving"]["pct"] if row["saving"] else dict.fromkeys(("mean", "lowest", "highest"), 0.0) for row in rows
+    ]
+    left = [100.0 - one["mean"] for one in saved]
+    spread = [[one["highest"] - one["mean"] for one in saved], [one["mean"] - one["lowest"] for one in saved]]
+    with plt.rc_context({"svg.hashsalt": "trefoil", "font.size": 12}):
+        figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+        axes.bar(labels, left, yerr=spread, capsize=6, color=["#9aa5a3", "#9aa5a3", "#9aa5a3", "#0f8a7e"], width=0.6)
+        for place, value in enumerate(left):
+            axes.annotate(f"{value:.0f} %", (place, 4), ha="center", color="white", weight="bold")
+        axes.set_ylabel("grams of CO2 a request,\n% of doing nothing")
+        axes.set_title(
+            f"At equal accuracy; simulated GPUs, {len(found['seeds'])} seeds, lowest to highest", fontsize=12
+        )
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
 STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, str]]]]] = {
     "clover": (Path("out/reproduce/clover/summary.json"), clover_tables),
     "wattwiser": (Path("out/reproduce/wattwiser/summary.json"), wattwiser_tables),
     "carbondis": (Path("out/reproduce/carbondis/summary.json"), carbondis_tables),
     "muserve": (Path("out/reproduce/muserve/summary.json"), muserve_tables),
     "muserve_scheduler": (Path("out/reproduce/muserve_scheduler/summary.json"), scheduler_tables),
+    "demo": (Path("out/demo/simulated.json"), demo_tables),
     "planner": (Path("out/bench/planner.json"), planner_tables),
     "dispatcher": (Path("out/bench/dispatcher.json"), dispatcher_tables),
     "infadapter": (Path("out/reproduce/infadapter/summary.json"), infadapter_tables),
@@ -90,6 +132,8 @@ def take(study: str) -> None:
     found = json.loads(source.read_text(encoding="utf-8"))
     for name in UNUSED:
         found.get("figures", {}).pop(name, None)
+    for row in (row for case in found["cases"] for row in case["rows"]) if study == "demo" else ():
+        row.pop("runs")
     KEPT.mkdir(exist_ok=True)
     (KEPT / f"{study}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -110,12 +154,14 @@ def with_tables(text: str) -> str:
 
 
 def main() -> None:
-    """Make RESULTS.md anew."""
+    """Make the tables of RESULTS.md and README.md, and README's chart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--take", nargs="*", choices=[*STUDIES], help="studies whose newest summary is kept first")
     for study in parser.parse_args().take or ():
         take(study)
-    RESULTS.write_text(with_tables(RESULTS.read_text(encoding="utf-8")), encoding="utf-8")
+    draw_savings(json.loads((KEPT / "demo.json").read_text(encoding="utf-8")), CHART)
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

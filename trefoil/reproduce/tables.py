@@ -58,8 +58,8 @@ def clover_tables(found: Mapping[str, Any]) -> dict[str, str]:
 def provenance(found: Mapping[str, Any]) -> str:
     """Line that says what a section's tables come from."""
     made = f"commit {found['commit']}"
-    if "seeds" in found:
-        made += f", sources {found['sources']}, seeds {', '.join(str(seed) for seed in found['seeds'])}"
+    made += f", sources {found['sources']}" if "sources" in found else ""
+    made += f", seeds {', '.join(str(seed) for seed in found['seeds'])}" if "seeds" in found else ""
     return f"`{found['command']}`, {made}; {found['machine']}."
 
 
