@@ -1,10 +1,10 @@
 """Forecaster lstm: the largest second of the next minute, by a small recurrent network from the last ten minutes.
 
-Source: InfAdapter section 4: ten minutes per second in, the maximum of the next minute out, LSTM(25) and Dense(1),
-    Adam, mean squared error. Preset `artifact`: its code's ten maxima of minutes, relu, L1 of 1e-5, 30 epochs.
+Source: InfAdapter section 5: ten minutes per second in, the maximum of the next minute out, LSTM(25) and Dense(1).
 Data: arrivals per second of the last ten minutes; a model that `trefoil forecast train` made, with its card.
 Result: the network's answer, which is planned for as it is; no margin is added.
-Deviations: the paper trained on two weeks of Twitter; these weights know generated, Azure Functions and SWIM load.
+Deviations: the paper trained on two weeks of Twitter; these weights know generated, Azure Functions and SWIM load,
+    and what they add to the last minute's maximum (trefoil/forecasting/fit.py).
     It answers with `last_max`, and says why, while ten minutes are not there yet, and where the model is missing, of
     another hash than its card says, late, or answers with no number; it is asked again a minute after trouble.
 """
@@ -12,7 +12,7 @@ Deviations: the paper trained on two weeks of Twitter; these weights know genera
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -26,17 +26,17 @@ HORIZON_S: Final = 60
 AGAIN_S: Final = 60.0  # after trouble
 
 Network = Callable[[Sequence[float]], float]
-OpenNetwork = Callable[[str, str], Network]
-"""Opens the model of a path, or where that is empty the shipped one of a name; raises TrefoilError."""
+OpenNetwork = Callable[[str], Network]
+"""Opens the model of a path, or where that is empty the shipped one; raises TrefoilError."""
 
 
 class LstmSettings(PartSettings):
     """What can be set of it."""
 
-    weights: Literal["paper", "artifact"] = "paper"
-    """Which of the models that ship: as the paper says, or as its code does."""
+    REMOVED: ClassVar = {"weights": "one model ships; name your own as parts.forecaster.model"}
+
     model: str = ""
-    """One's own instead, as `trefoil forecast train` wrote it: an ONNX file with its card beside it."""
+    """Model instead of the shipped one, as `trefoil forecast train` wrote it: an ONNX file with its card beside it."""
     late_ms: float = Field(default=50.0, gt=0)
     """A slower answer is not used, and the model left alone for a minute."""
 
@@ -83,7 +83,7 @@ class Lstm:
         try:
             if self._network is None:
                 assert self._open is not None, "whoever runs it says how a model is opened"
-                self._network = self._open(self._settings.model, self._settings.weights)
+                self._network = self._open(self._settings.model)
             began_s = self._monotonic_s() if self._monotonic_s is not None else 0.0
             found = self._network(arrivals)
             took_ms = (self._monotonic_s() - began_s) * 1e3 if self._monotonic_s is not None else 0.0

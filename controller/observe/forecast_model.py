@@ -11,7 +11,7 @@ from controller.forecasters.lstm import INPUT_S
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.runtime import codec
 
-SHIPPED: Final = Path(__file__).resolve().parents[1] / "forecasters"
+SHIPPED: Final = Path(__file__).resolve().parents[1] / "forecasters" / "lstm.onnx"
 TRAIN: Final = "write it anew with `trefoil forecast train`"
 
 
@@ -49,9 +49,9 @@ class OnnxNetwork:
         return OnnxNetwork, (self.path,)
 
 
-def open_network(model: str, weights: str) -> OnnxNetwork:
-    """Open the model of a path, or where that is empty the shipped one of a name; raises as `OnnxNetwork`."""
-    return OnnxNetwork(Path(model) if model else SHIPPED / f"lstm_{weights}.onnx")
+def open_network(model: str) -> OnnxNetwork:
+    """Open the model of a path, or where that is empty the shipped one; raises as `OnnxNetwork`."""
+    return OnnxNetwork(Path(model) if model else SHIPPED)
 
 
 def read_card(path: Path) -> dict[str, Any]:

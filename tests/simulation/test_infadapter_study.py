@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trefoil.reproduce.infadapter.experiment import BASE, HISTORY_S, SCHEMES, InfAdapterSpec, bursty, load, steady
-from trefoil.reproduce.infadapter.study import QUICK, claims, fig1, fig2, fig6, study
+from trefoil.reproduce.infadapter.study import QUICK, accuracy, claims, fig1, fig2, fig6, study
 
 
 def test_the_made_up_load_has_the_mean_and_maximum_of_the_papers():
@@ -50,11 +50,15 @@ def test_figures_of_published_capacities():
         assert several["loss_pct"] <= single["loss_pct"] + 1e-9, cores
         assert sum(several["cores"].values()) <= int(cores.split()[0])
     assert fig2()["14 cores"]["ms_plus"]["cores"] == {"resnet50": 8}, "as the paper has it"
+    assert all(3.0 < one["most"] < 4.0 for one in accuracy().values()), "section 1: up to 4 %, given the same load"
     assert fig2(0.8)["8 cores"]["infadapter"]["loss_pct"] > fig2()["8 cores"]["infadapter"]["loss_pct"]
 
 
 def row(violated_s: float, cores: float, loss_pct: float) -> dict[str, dict[str, float]]:
-    return {"violated_s": {"mean": violated_s}, "cores": {"mean": cores}, "loss_pct": {"mean": loss_pct}}
+    return {
+        "violated_s": {"mean": violated_s}, "cores": {"mean": cores}, "cores_planned": {"mean": 0.9 * cores},
+        "loss_pct": {"mean": loss_pct},
+    }  # fmt: skip
 
 
 def test_claims_by_hand():
@@ -67,6 +71,8 @@ def test_claims_by_hand():
         "infadapter, beta 0.05": {
             "fewer_violations_pct": {"vpa_plus-18": 50, "vpa_plus-50": 60},
             "less_cost_pct": {"vpa_plus-50": 0, "vpa_plus-152": pytest.approx(20)},
+            "less_cost_planned_pct": {"vpa_plus-50": 0, "vpa_plus-152": pytest.approx(20)},
+            "less_loss": {"vpa_plus-18": 5.5, "vpa_plus-50": -1.0, "vpa_plus-152": -3.0, "ms_plus, beta 0.05": 2.0},
             "less_loss_than_ms_plus": pytest.approx(1.0),
         }
     }
@@ -81,6 +87,7 @@ def test_the_study_prints_what_was_played(tmp_path):
         assert all(0 < row["cores"]["mean"] <= 40 for row in rows.values()), (
             "two sizes stand while one replaces another"
         )
+        assert all(row["cores_planned"]["mean"] <= 20 for row in rows.values()), "the budget"
         assert rows["vpa_plus-152"]["loss_pct"]["mean"] == 0
     assert set(BASE) >= set(found["claims"]["twitter"]["infadapter, beta 0.05"]["fewer_violations_pct"])
     assert {path.stem for path in tmp_path.glob("fig*.png")} == {

@@ -9,7 +9,6 @@ import typer
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import BinS, Column, Sets, TimeColumn, TimeUnit, parse_sets
 from trefoil.cli.output import AsJson, console, grid, print_json, slow
-from trefoil.core.errors import InvalidInput
 from trefoil.core.parts import Kind, load_part
 
 TORCH: Final = Path(".venv-export/bin/python")
@@ -28,7 +27,6 @@ def train(
     out: Annotated[Path, typer.Option(help="ONNX file; the card is written beside it.")] = Path(
         "out/forecast/lstm.onnx"
     ),
-    preset: Annotated[str, typer.Option(help="paper, or artifact.")] = "paper",
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 23,
     python: Annotated[Path, typer.Option(help="Interpreter with torch: `make .venv-export/.ready`.")] = TORCH,
     as_json: AsJson = False,
@@ -36,16 +34,15 @@ def train(
     """Train a model for `lstm`. Use it with `--forecaster lstm --set parts.forecaster.model=FILE`."""
     from trefoil.forecasting.training import train as run_training
 
-    if preset not in ("paper", "artifact"):
-        raise InvalidInput("no such preset", field="--preset", value=preset, remedy="paper or artifact")
-    card = run_training(traces, held_out or (), out, preset=preset, seed=seed, python=python)
+    card = run_training(traces, held_out or (), out, seed=seed, python=python)
     if as_json:
         print_json(dict(card))
         return
     error = card["validation"]
     console().print(
         f"{out}: trained in {card['cpu_s']:.0f} s of one core; on {error['windows']} windows kept back its error is "
-        f"{error['mae_ratio']:.1%} of the mean, and {error['under_share']:.0%} of its forecasts lie below what came"
+        f"{error['mae_ratio']:.1%} of the mean ({error['mae_ratio_of_last_minute']:.1%}: the last minute's maximum); "
+        f"{error['under_share']:.0%} of its forecasts lie below what came"
     )
 
 

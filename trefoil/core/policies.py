@@ -98,8 +98,8 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("alpaserve_scaling_no_sched", "alpaserve", triggers=SCALED, governor="miad", settings=BY_P95),
         Policy("muserve", "muserve", triggers=SCALED, queue="ssjf", governor="miad", settings=BY_P95),
         Policy("muserve_no_sched", "muserve", triggers=SCALED, governor="miad", settings=BY_P95),
-        Policy("infadapter", "infadapter"),
-        Policy("ms_plus", "ms_plus"),
+        Policy("infadapter", "infadapter", forecaster="lstm"),
+        Policy("ms_plus", "ms_plus", forecaster="lstm"),
         Policy("vpa_plus", "vpa_plus"),
         Policy("fixed_size", "fixed_size"),
     )
@@ -129,10 +129,6 @@ wattwiser too, `shared_gpus`, `shared_left` and `shared_slices` for those that t
 
 
 INFADAPTER_CODE: Final[Mapping[str, Value]] = {
-    "alpha": 1.0,
-    "beta": 0.05,
-    "gamma": 0.001,
-    "normalised": True,
     "resize_loads": True,
     "cores_min": 2.0,
     "intercept_truncated": True,

@@ -27,6 +27,7 @@ from trefoil.core.units import HOUR_S
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.repository import load_family
+from trefoil.simulator.report.result import Result
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.schema import (
@@ -302,7 +303,12 @@ def run_spec(spec: Spec) -> StudyRun:
 
 def played(spec: Playable, scenario: Scenario, provided: Provided) -> StudyRun:
     """Result of a spec's scenario, as JSON would give it back."""
-    return _result(spec, json.loads(simulate(scenario, provided).to_json()))
+    return as_run(spec, simulate(scenario, provided))
+
+
+def as_run(spec: Playable, result: Result) -> StudyRun:
+    """Run of a spec from its simulation's result, as JSON would give it back."""
+    return _result(spec, json.loads(result.to_json()))
 
 
 def _result(spec: Playable, plain: Mapping[str, Any]) -> StudyRun:

@@ -33,6 +33,7 @@ class InfAdapterSettings(PlannerSettings):
     """Settings of the planners of CPU slices. Source: InfAdapter (EuroMLSys 23) Eq. 1, and its public code."""
 
     FLEET: ClassVar[frozenset[str]] = frozenset()  # each holds for all, whichever objective gives it
+    REMOVED: ClassVar = {"normalised": "costs always are: cores over the budget, seconds over the slowest load"}
 
     tick_s: float = Field(default=30.0, gt=0)
     """Period after which the planner asks to be run again."""
@@ -48,14 +49,12 @@ class InfAdapterSettings(PlannerSettings):
     """Share by which the forecast load is raised."""
     intercept_truncated: bool = False
     """The intercept of a fitted capacity is cut to a whole number, as in the public code."""
-    alpha: float = Field(default=100.0, ge=0)
-    """Eq. 1: weight of the accuracy, a fraction; 100 counts percent."""
+    alpha: float = Field(default=1.0, ge=0)
+    """Eq. 1: weight of the accuracy, a fraction."""
     beta: float = Field(default=0.05, ge=0)
-    """Eq. 1: weight of a core."""
-    gamma: float = Field(default=0.01, ge=0)
-    """Eq. 1: weight of a second of the slowest load."""
-    normalised: bool = False
-    """Cores count over the budget, seconds over those of the slowest variant."""
+    """Eq. 1: weight of the cores, over the budget."""
+    gamma: float = Field(default=0.001, ge=0)
+    """Eq. 1: weight of the slowest load's seconds, over those of the slowest variant."""
     resize_loads: bool = False
     """A variant whose size changes is loaded again."""
     skipped_max: int = Field(default=0, ge=0)

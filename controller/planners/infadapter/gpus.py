@@ -4,7 +4,8 @@ Source: InfAdapter section 7 leaves GPUs to future work; ours. Data: devices, th
 rate of a slice by itself within the SLO), accuracies, load times. Decision: how many slices of which type each variant
 has, in which configurations, and how much of the load each class takes.
 Formulation: the program of `infadapter` with counts of slices for cores,
-  RC = sum of compute slices (a whole GPU without MIG: 1),  load_k <= th_k count_k,  counts within the configurations
+  RC = sum of compute slices (a whole GPU without MIG: 1) / all of them,  load_k <= th_k count_k,  counts within the
+  configurations
 B is the GPUs that there are; those that serve nobody sleep. Where nothing carries the load: the least accurate variant
 on as much as it can use. Where slices lie: `exact/placement.py`.
 """
@@ -93,10 +94,8 @@ def _solve(problem: Problem, terms: _Terms) -> Solution | None:
     usable = [c for c in problem.columns if (c.family, c.variant) in terms.only]
     ready_s = {(c.family, c.variant): c.load_s + settings.start_s for c in problem.columns}
     sizes = {c.key: c.shape.compute_slices for c in usable}
-    per_size, per_s = settings.beta, settings.gamma
-    if settings.normalised:
-        all_sizes = sum(g.number * max(s.compute_slices for s in g.type.slice_types) for g in problem.groups)
-        per_size, per_s = per_size / all_sizes, per_s / max(ready_s.values())
+    all_sizes = sum(g.number * max(s.compute_slices for s in g.type.slice_types) for g in problem.groups)
+    per_size, per_s = settings.beta / all_sizes, settings.gamma / max(ready_s.values())
     runs = {(r.family, r.variant) for d in problem.devices for r in d.running}
     slowest = program.variable(per_s, 0.0, max(ready_s.values()))
     loads: dict[str, list[tuple[int, float]]] = {family: [] for family in terms.wanted}

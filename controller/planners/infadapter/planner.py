@@ -5,17 +5,17 @@ Data: the forecast load, capacities th_m(n) and latencies p_m(n) fitted to profi
 Decision, every `tick_s`: n_m cores for each variant m, and its quota of the load, which becomes its share.
 Formulation: a mixed-integer program,
   max  alpha AA - (beta RC + gamma LC)
-  AA = sum_m load_m acc_m / load,  RC = sum_m n_m,  LC = max_m tc_m rt_m
+  AA = sum_m load_m acc_m / load,  RC = sum_m n_m / B,  LC = max_m tc_m rt_m / max_m rt_m
   load = sum_m load_m,  load_m <= th_m(n_m),  least_m z_m <= n_m <= B z_m,  RC <= B,  n_m in steps of `core_step`
 th_m is slope_m n_m + intercept_m z_m, with z_m = 1 where the variant has any core, so that th_m(0) = 0; p_m(n) <= SLO
 is a least size; rt_m = load_s + `start_s`; tc_m = 1 where m serves and does not run now (`resize_loads`: nor with as
 many cores). Several devices: a variant may have a slice on each, in one program; several families share the budget.
-Deviations: the paper does not say whether AA is a fraction; its beta of 0.0125 to 0.2 a core weighs something against
-percent only, which `alpha` 100 makes of it. It does not say gamma: ours is as much a second as the code's is of its
-slowest load. Headroom is the code's: 0.8 of the capacity, 10 % more load. Preset `artifact`: fractions, cores over the
-budget, seconds over the slowest load, two cores at least, intercepts cut to whole numbers, four skipped decisions after
-each while no more load comes; it also rounds each capacity down to a whole number, which we do not. Where nothing
-carries the load: the least accurate variant on all cores, as there, named degraded.
+The paper says that its weights normalise costs; how, and gamma, is its code's: AA a fraction, cores over the budget,
+seconds over the slowest load. There alpha is called the paper's beta, and beta its gamma. Headroom is the code's too:
+0.8 of the capacity, 10 % more load.
+Deviations: preset `artifact` has what else the code has: two cores at least, intercepts cut to whole numbers, four
+skipped decisions after each while no more load comes; it also rounds each capacity down to a whole number, which we do
+not. Where nothing carries the load: the least accurate variant on all cores, as there, named degraded.
 """
 
 import math
@@ -47,6 +47,7 @@ from trefoil.core.errors import CatalogError, InvalidInput
 
 LIMITS: Final = Limits(nodes=100_000, gap=0.0)
 NOTHING: Final = 1e-9
+POINTS: Final = 100.0  # in which the solver counts, so that its tolerances are below a core's weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +142,12 @@ def best_sizes(
         CpuLimitHit: the solver's safety net was reached.
     """
     program, parts = Program(), []
-    alpha, beta, gamma = settings.alpha, settings.beta, settings.gamma
+    alpha, beta, gamma = (POINTS * weight for weight in (settings.alpha, settings.beta, settings.gamma))
     units, budget = {d: int(c / room.step + 1e-9) for d, c in room.cores.items()}, int(room.budget / room.step + 1e-9)
     ready_s = {
         (f, c.variant.name): c.variant.load_s + settings.start_s for f, found in capacities.items() for c in found
     }
-    of_core, of_second = beta * room.step, gamma
-    if settings.normalised:
-        of_core, of_second = of_core / room.budget, gamma / max(ready_s.values())
+    of_core, of_second = beta * room.step / room.budget, gamma / max(ready_s.values())
     slowest = program.variable(of_second, 0.0, max(ready_s.values()))
     resizes = settings.resize_loads
     for family, found in capacities.items():
@@ -184,7 +183,7 @@ def best_sizes(
         for choice, size, load in parts
         if values[load] > NOTHING
     )
-    return Found(chosen, -result.objective, result.gap)
+    return Found(chosen, -result.objective / POINTS, result.gap)
 
 
 def _load_cost(

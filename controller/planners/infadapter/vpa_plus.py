@@ -33,7 +33,7 @@ from trefoil.core.errors import CatalogError, InvalidInput
 class VpaSettings(InfAdapterSettings):
     """Settings of VPA+ and of a fixed size."""
 
-    REMOVED: ClassVar = {"percentile": "call it quantile"}
+    REMOVED: ClassVar = {**InfAdapterSettings.REMOVED, "percentile": "call it quantile"}
 
     version: int = Field(default=0, ge=0)
     """Variant by its version; 0: the most accurate."""

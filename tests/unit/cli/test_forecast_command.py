@@ -47,7 +47,7 @@ def test_a_backtest_scores_what_is_planned_for_against_the_busiest_second_that_c
 @pytest.mark.long
 def test_a_backtest_prints_every_forecaster_or_those_that_are_asked_for(trace):
     found = json.loads(run("backtest", trace, "--json", "--every-s", 60).stdout)
-    assert set(found["scores"]) == {"last_max", "ewma", "holt_winters", "lstm"}
+    assert set(found["scores"]) == {"last_max", "minute_max", "ewma", "holt_winters", "lstm"}
     assert found["scores"]["ewma"]["error_ratio"] == pytest.approx(0.0, abs=1e-9)
     own = run("backtest", trace, "--forecaster", "tests.support.seam.forecaster:Promised", "--set", "rate_per_s=60")
     assert "100.0%" in own.output  # of what lies above
@@ -83,9 +83,21 @@ def test_a_held_out_trace_is_not_trained_on_whatever_it_is_called(trace, tmp_pat
     assert f"TRACES = '{copy}': is the held-out {trace}. Remedy: train on another trace" in says
 
 
-def test_training_needs_an_interpreter_with_torch_and_a_preset(trace, tmp_path):
+def test_training_needs_an_interpreter_with_torch(trace, tmp_path):
     assert "Remedy: make .venv-export/.ready" in refusal("train", trace, "--python", tmp_path / "nowhere")
-    assert "--preset = 'best': no such preset. Remedy: paper or artifact" in refusal("train", trace, "--preset", "best")
+
+
+def test_a_model_that_loses_to_the_last_minutes_maximum_is_refused(trace, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/sh
+: > "$3"
+echo '{"validation": {"mae_ratio": 0.3, "mae_ratio_of_last_minute": 0.2}}'
+""")
+    python.chmod(0o755)
+    says = run("train", trace, "--python", python, "--out", tmp_path / "mine.onnx")
+    assert says.exit_code == 2
+    assert "its error of 30.0% is no less than 20.0% of the last minute's maximum" in says.stderr
+    assert not (tmp_path / "mine.json").exists(), "without its card no model is used"
 
 
 def test_windows_are_ten_minutes_and_the_largest_second_after_them():

@@ -78,7 +78,7 @@ def test_the_normal_law_takes_over_smoothly():
 
 
 def test_an_unknown_forecaster_is_refused_by_naming_those_that_exist():
-    with pytest.raises(SettingError, match=r"forecaster = 'prophet': .*lstm, oracle, or module:Class"):
+    with pytest.raises(SettingError, match=r"forecaster = 'prophet': .*lstm, minute_max, oracle, or module:Class"):
         made("prophet")
 
 

@@ -259,7 +259,7 @@ def test_on_gpus_a_size_is_a_slice_type(name):
     decision = planned(view, name)
     check(decision.plan, view.fleet, view.catalog, view.demand)
     variants = {h.variant for n in decision.plan.nodes for d in n.devices for s in d.slices for h in s.hosted}
-    assert variants == ({"s", "xs", "m"} if name == "infadapter" else {"xs"})
+    assert variants == ({"xs", "m"} if name == "infadapter" else {"xs"})
     assert decision.plan.expected["digits"].capacity_per_s >= 80.0
     assert planned(gpu_view(rate=600.0, devices=fleet(2)), name).degraded.startswith("short_of_capacity")
 

@@ -12,21 +12,25 @@ Deviations: slices serve as the queueing law has it, with service times that car
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from trefoil.core.device_types import slice_cores
+from trefoil.core.plan import Plan
 from trefoil.core.policies import preset_settings
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.infadapter.published import CORES, QUANTILE, SLO_MS, catalog
-from trefoil.reproduce.runs import StudyRun, key_of, played, source_hash
+from trefoil.reproduce.runs import StudyRun, as_run, key_of, source_hash
+from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.arrivals import draw_counted
-from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.request_trace import read_trace
 from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, FamilySlo, Node, Scenario, Served
+from trefoil.simulator.simulation import Simulation
 
 FAMILY: Final = "resnets"
 TWITTER: Final = "twitter_2021-08_infadapter_21min_per_second.csv"
@@ -34,6 +38,7 @@ BUDGET: Final = 20  # cores
 HISTORY_S: Final = 660  # before time zero
 BASE: Final[Mapping[str, int]] = {"vpa_plus-18": 1, "vpa_plus-50": 3, "vpa_plus-152": 5}  # version of the variant
 SCHEMES: Final = ("infadapter", "ms_plus", *BASE)
+SAMPLE_S: Final = 10.0  # a planner of the paper decides every 30 s
 STEADY_S, STEADY_MEAN, STEADY_MAX = 1500, 111.0, 206.0
 
 
@@ -75,7 +80,8 @@ class InfAdapterSpec:
     trace: str
     seed: int
     preset: str = "paper"
-    forecaster: str = "lstm"
+    forecaster: str = ""
+    """Forecaster; "": the policy's own."""
     arrivals: str = "poisson"
     seconds: int = 0
     """How much of the trace is played; 0: all of it."""
@@ -90,7 +96,8 @@ class InfAdapterSpec:
     def name(self) -> str:
         """Name in messages."""
         said = " ".join(f"{name} {value:g}" for name, value in self.planner)
-        return f"{self.trace} {self.scheme} {self.preset} {self.forecaster} {self.arrivals} {said} seed {self.seed}"
+        how = f"{self.preset} {self.forecaster or 'own forecaster'} {self.arrivals}"
+        return f"{self.trace} {self.scheme} {how} {said} seed {self.seed}"
 
     @property
     def counts(self) -> npt.NDArray[np.float64]:
@@ -120,9 +127,22 @@ class InfAdapterSpec:
         return draw_counted(rng.poisson(counts).astype(float), 1.0, rng) - HISTORY_S
 
     def play(self) -> StudyRun:
-        """Simulate it."""
+        """Simulate it. `planned_core_s` of its summary: core seconds of the plans in force, while `core_s` also counts
+        a slice whose successor is not ready yet.
+        """
         provided = Provided(catalog=catalog(), truth=catalog(CORES), arrivals={FAMILY: self.times_s()})
-        return played(self, scenario_of(self), provided)
+        simulation, planned = Simulation(prepare(scenario_of(self), provided)), 0.0
+        while simulation.now_s < simulation.end_s - SAMPLE_S / 2:
+            simulation.run(max(0.0, simulation.now_s) + SAMPLE_S)
+            planned += SAMPLE_S * cores_of(simulation.core.current)
+        run = as_run(self, result(simulation))
+        return replace(run, summary={**run.summary, "planned_core_s": planned})
+
+
+def cores_of(plan: Plan | None) -> float:
+    """Cores of a plan's slices."""
+    devices = (device for node in (plan.nodes if plan else ()) for device in node.devices)
+    return sum(slice_cores(part.key.slice_type) for device in devices for part in device.slices)
 
 
 def scenario_of(spec: InfAdapterSpec) -> Scenario:

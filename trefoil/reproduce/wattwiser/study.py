@@ -109,6 +109,7 @@ def study(options: WattwiserOptions, out: Path, say: Callable[[str], None]) -> d
         }
         for policy in PAPERS[1:] if assumed
     }  # fmt: skip
+    found["says"] = _says(found["pairs"])
     _figures(found, {key: [runs[spec] for spec in each] for key, each in base.items()}, out)
     return found
 
@@ -118,6 +119,25 @@ def asleep_at_most_pct(loads: Loads) -> float:
     one's while no family asks for more than its own GPU answers."""
     asleep = [1 + (max(a, b) <= 1 / GPUS_PER_MODEL) for a, b in zip(*loads, strict=True)]
     return 100 * sum(asleep) / len(asleep) / GPUS
+
+
+def _says(pairs: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """What the paper says without a number, of Figs. 4 and 5; high-high is its first pair."""
+    saved = [[rows[policy]["saving_pct"]["mean"] for policy in reversed(PAPERS)] for rows in pairs.values()]
+    in_slo = {pair: {p: row["slo_attainment"]["mean"] for p, row in rows.items()} for pair, rows in pairs.items()}
+    missed = {
+        pair: sum(one["mean"] for one in rows["packed_uniform"]["hours_missed"].values())
+        for pair, rows in pairs.items()
+    }
+    high = "-".join(PAIRS[0])
+    return {
+        "wattwiser saves most, packed_uniform more than sharing_aware": all(
+            ours > packed > aware > 0 for ours, aware, packed, _ in saved
+        ),
+        "packed_uniform misses the SLO in most pairs": 2 * sum(hours > 0 for hours in missed.values()) > len(pairs),
+        "sharing_aware misses more than packed_uniform, high-high": in_slo[high]["sharing_aware"]
+        < in_slo[high]["packed_uniform"],
+    }
 
 
 def _fig3(spec: PairSpec) -> dict[str, Any]:
