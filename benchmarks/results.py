@@ -148,8 +148,9 @@ def with_tables(text: str) -> str:
             tables[study] = make(found) | {"made": provenance(found)}
     for paper, path in claims.files().items():
         read = claims.read(path)
-        found = json.loads((KEPT / read.results).read_text(encoding="utf-8"))
-        tables.setdefault(paper, {})["published"] = claims.table(read, found)
+        if (kept := KEPT / read.results).exists():
+            found = json.loads(kept.read_text(encoding="utf-8"))
+            tables.setdefault(paper, {})["published"] = claims.table(read, found)
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
 

@@ -16,8 +16,8 @@ from trefoil.reproduce import runs
 from trefoil.reproduce.clover import sweeps
 from trefoil.reproduce.clover.figures import all_figures, sweep_figures
 from trefoil.reproduce.clover.opportunities import partitions
-from trefoil.reproduce.clover.study import CloverOptions, Study, traces
-from trefoil.reproduce.experiment import BASE_INTENSITY, Experiment
+from trefoil.reproduce.clover.study import CloverOptions, Study, best_graphs, traces
+from trefoil.reproduce.experiment import BASE_INTENSITY, Experiment, reference_of, reference_spec, spec_of
 from trefoil.reproduce.runs import PUE, StudyRun
 from trefoil.reproduce.scores import json_finite, mean_objective, objective_curve
 from trefoil.reproduce.tables import clover_tables
@@ -180,6 +180,22 @@ def test_who_fails_the_slo_is_not_ranked_and_plans_are_held_to_clovers_accuracy_
     for by in (found["by_grams"], found["by_f"]):
         assert "base" not in by["order"]
         assert set(by["flips"]) == {"faster"}
+
+
+@pytest.mark.long
+def test_oracles_answer_on_albert_changes_with_carbon_at_both_lambdas_and_lies_five_edits_from_base():
+    """The text's lambda 0.5 and the code's 0.1, in a clean hour and in a dirty one."""
+    reference = reference_of(runs.run_spec(replace(reference_spec("albert", 1), hours=1.0)))
+
+    def best(weight, intensity):
+        changes = {"lambda_weight": weight, "constant_g_per_kwh": intensity, "knows_truth": True, "fidelity": "fluid"}
+        (graph,) = best_graphs(runs.run_spec(spec_of(reference, "oracle", "oracle", 0.1, "", **changes)))
+        return graph
+
+    assert best(0.5, 80.0) != best(0.5, 400.0)
+    assert best(0.1, 80.0) == "1xalbert-xxlarge on 7g.40gb", "BASE"
+    copies = sum(int(part.partition("x")[0]) for part in best(0.1, 400.0).split(" + "))
+    assert 1 + copies == 5, "its one edge goes, those come; a step of CLOVER has four"
 
 
 def test_a_ranking_calls_level_what_is_level():
