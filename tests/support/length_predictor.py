@@ -48,6 +48,6 @@ def write_predictor(folder: Path, family: str, per_word: float = 1.0, ids: str =
     hashes = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("predictor.onnx", "tokenizer.json")
     }
-    told = {"family": family, "borders": BORDERS, "tokens_max": 128, "threshold": 0.8, "sha256": hashes}
+    told = {"families": {family: BORDERS}, "tokens_max": 128, "threshold": 0.8, "sha256": hashes}
     (folder / "lengths.json").write_text(json.dumps(told))
     return folder

@@ -73,6 +73,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "family": ("family.verbs:app", "Families of models: list, check, import, profile, generate."),
     "carbon": ("carbon.commands:app", "Grid carbon intensity and its forecasts."),
     "forecast": ("forecasting:app", "Forecasts of load."),
+    "lengths": ("lengths:app", "Lengths of generated answers, predicted."),
     "setup": ("setup:app", "What a system needs beside this package."),
     "deploy": ("deploy.commands:app", "Deployments by Docker Compose (docs/operations.md)."),
 }

@@ -7,6 +7,7 @@ cause turned off, or `not played`. `verdict_of` judges again what the file state
 a path already, and has a verdict as soon as results hold it.
 """
 
+import json
 import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -85,10 +86,11 @@ class Claim(_Entry):
 
 
 class Claims(_Entry):
-    """Claims of one paper; `results` is the file below benchmarks/results that they are judged by."""
+    """Claims of one paper; `results` is the file below benchmarks/results that they are judged by, or several files:
+    then paths begin with the name of one, without its suffix."""
 
     paper: str
-    results: str
+    results: str | tuple[str, ...]
     claims: tuple[Claim, ...]
 
     @model_validator(mode="after")
@@ -97,6 +99,14 @@ class Claims(_Entry):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"claims of one name: {', '.join(twice)}; give each its own")
         return self
+
+
+def kept(claims: Claims, folder: Path) -> dict[str, Any]:
+    """Results in a folder that claims are judged by."""
+    if isinstance(claims.results, str):
+        found: dict[str, Any] = json.loads((folder / claims.results).read_text(encoding="utf-8"))
+        return found
+    return {Path(name).stem: json.loads((folder / name).read_text(encoding="utf-8")) for name in claims.results}
 
 
 def files() -> dict[str, Path]:

@@ -105,7 +105,7 @@ READING = {
     *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),
     *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
-    *("forecast train", "forecast backtest"),
+    *("forecast train", "forecast backtest", "lengths train"),
     *("carbon backtest", "simulate", "compare", "policy"),
     *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
     *("reproduce muserve", "reproduce muserve-scheduler"),

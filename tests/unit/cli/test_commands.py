@@ -62,6 +62,7 @@ COMMANDS = [
     ["family", "profile"], ["family", "sensitivity"], ["family", "generate"],
     ["objective", "fleet"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
+    ["lengths", "train"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)

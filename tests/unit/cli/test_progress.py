@@ -19,6 +19,7 @@ COMMANDS = (
     f"carbon backtest {ROOT}/carbon_feed/data/synthetic_duck_72h.csv --horizon-h 1 --model persistence",
     "forecast backtest {0}/load.csv --forecaster ewma",
     "forecast train {0}/load.csv --python {0}/load.csv",
+    "lengths train {0}/load.csv",
     "family import {0}/theirs --as f=digits --slo-latency-ms 50 --accuracy digits=0.5 --repository {0}/ours",
     "family assume digits --repository {0}/theirs",
     "family check digits --graphs-only --repository {0}/theirs",

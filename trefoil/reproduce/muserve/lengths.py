@@ -1,10 +1,12 @@
 """Lengths of generated answers, and what a predictor says of them: drawn, by its measured confusion matrix.
 
 Source: mu-Serve section 3.3 and Fig. 3. LMSYS-Chat-1M, whose lengths the paper has, is not public here: lengths are the
-    generated tokens of Azure's two LLM traces, or those of the family `pydoc` on prompts never trained on.
+    generated tokens of Azure's two LLM traces, those of the family `pydoc` on prompts never trained on, or those of
+    three tasks in one (tasks.json, by `make task-lengths`) with what `trefoil lengths train` predicts of each.
 Predictor: of a request of true class i it says j with the share of the confusion matrix that was measured on those
     prompts (model_repository/pydoc/lengths/card.json); classes are cut at the same percentiles of whatever lengths.
-    With the semantic cache, as large a share as it had hits there is told the most alike prompt's class instead.
+    Of the tasks each request has its own prediction, and of those that repeat a prompt, as hot inputs do, the length
+    is known. With the semantic cache, as large a share as it had hits there has the most alike prompt's class instead.
     Two are no predictors: "right classes" knows them, "paper's accuracy" is a normal error that leaves 0.43 of them.
 """
 
@@ -14,6 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +28,10 @@ from trefoil.reproduce.runs import REPOSITORY
 
 AZURE: Final = {"azure_conv": "azure_llm_2023_conv_requests.csv", "azure_code": "azure_llm_2023_code_requests.csv"}
 FAMILY: Final = "pydoc"
+TASKS: Final = "tasks"
 PERCENTILES: Final = (25, 50, 75, 99)
+CLASSES: Final = len(PERCENTILES) + 1
+TASKS_CARD: Final = Path(__file__).with_name("tasks.json")
 CARD: Final = REPOSITORY / FAMILY / "lengths" / "card.json"
 PREDICTORS: Final[Mapping[str, str]] = {
     "ssjf": "ordinal_mse", "multi": "ordinal_mse", "ordinal L1": "ordinal_l1", "classes": "classes", "binary": "binary",
@@ -52,18 +58,20 @@ def card() -> Mapping[str, Any]:
 
 
 def card_digest() -> str:
-    """Digest of that, for the keys of runs that go by it."""
-    return hashlib.sha256(CARD.read_bytes()).hexdigest()[:12] if CARD.exists() else ""
+    """Digest of that and of the tasks', for the keys of runs that go by them."""
+    found = b"".join(path.read_bytes() for path in (CARD, TASKS_CARD) if path.exists())
+    return hashlib.sha256(found).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Requests: lengths over their mean, true classes, and a generator for what is thought of them."""
+    """Requests: tokens, lengths over their mean, true classes, and what predictions are drawn by."""
 
     tokens: NDArray[np.float64]
     sizes: NDArray[np.float64]
     classes: NDArray[np.int64]
     seed: int
+    told: NDArray[np.int64] | None = None  # class that was predicted of each, where it is known of each
 
     def predicted(self, method: str, encoder: str = "minilm", cached: bool = True) -> NDArray[np.int64]:
         """Class that a method's predictor says of each."""
@@ -72,6 +80,8 @@ class Drawn:
         if method == "paper's accuracy":
             noise = np.random.default_rng((self.seed, 11)).normal(0.0, NOISE, len(self.classes))
             return np.clip(np.rint(self.classes + noise), 0, len(PERCENTILES)).astype(np.int64)
+        if self.told is not None:
+            return self.told
         rng = np.random.default_rng((self.seed, 7))
         chances, hits = rng.random(len(self.classes)), rng.random(len(self.classes))
         row = card()[encoder][PREDICTORS[method]]
@@ -97,32 +107,41 @@ class Lengths:
 
     name: str
     tokens: NDArray[np.float64]
+    predicted: NDArray[np.float64] | None = None  # of each, in tokens
 
     @staticmethod
     @cache
     def of(name: str) -> "Lengths":
-        """Lengths of a name: azure_conv, azure_code, pydoc.
+        """Lengths of a name: azure_conv, azure_code, pydoc, tasks.
 
         Raises:
             NotFound: they are not here.
         """
+        if name == TASKS:
+            held = np.array(json.loads(TASKS_CARD.read_text(encoding="utf-8"))["families"][TASKS]["held"], float)
+            order = np.argsort(held[:, 0], kind="stable")
+            return Lengths(name, held[order, 0], held[order, 1])
         if name == FAMILY:
             return Lengths(name, np.sort(np.asarray(card()["data"]["lengths_held"], float)))
         folder = data_folder()
         path = folder / "requests" / AZURE[name] if folder is not None and name in AZURE else None
         if path is None or not path.exists():
-            remedy = f"one of {', '.join((*AZURE, FAMILY))}; Azure's need TREFOIL_DATA"
+            remedy = f"one of {', '.join((*AZURE, FAMILY, TASKS))}; Azure's need TREFOIL_DATA"
             raise NotFound("these lengths are not here", field="lengths", value=name, remedy=remedy)
         with path.open(encoding="utf-8") as file:
             return Lengths(name, np.sort(np.array([float(row["generated_tokens"]) for row in csv.DictReader(file)])))
 
-    @property
-    def borders(self) -> NDArray[np.float64]:
-        """Where classes begin, beyond the first."""
-        return np.percentile(self.tokens, PERCENTILES)
+    def borders(self, classes: int = CLASSES) -> NDArray[np.float64]:
+        """Where classes begin, beyond the first: the paper's five, or another number of equal ones."""
+        shares = PERCENTILES if classes == CLASSES else np.linspace(0, 100, classes + 1)[1:-1]
+        return np.percentile(self.tokens, shares)
 
-    def draw(self, count: int, seed: int) -> Drawn:
-        """Draw lengths; the same for every method of a seed."""
-        tokens = np.random.default_rng((seed, 3)).choice(self.tokens, count)
-        classes = np.searchsorted(self.borders, tokens, side="right")
-        return Drawn(tokens, tokens / float(self.tokens.mean()), classes, seed)
+    def draw(self, count: int, seed: int, classes: int = CLASSES, repeated: float = 0.0) -> Drawn:
+        """Draw lengths; the same for every method of a seed. `repeated`: share of requests whose length is known."""
+        at = np.random.default_rng((seed, 3)).choice(len(self.tokens), count)
+        tokens, borders, told = self.tokens[at], self.borders(classes), None
+        true = np.searchsorted(borders, tokens, side="right")
+        if self.predicted is not None:
+            known = np.random.default_rng((seed, 5)).random(count) < repeated
+            told = np.where(known, true, np.searchsorted(borders, self.predicted[at], side="right"))
+        return Drawn(tokens, tokens / float(self.tokens.mean()), true, seed, told)

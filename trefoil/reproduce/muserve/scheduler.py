@@ -9,6 +9,7 @@ Throughput: what is answered while jobs arrive, over that time.
 Deviations: the paper names neither its rates nor its spreads; here LOADS and SPREADS. LMSYS is not public: lengths.py.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,9 +23,19 @@ from dispatcher.queues.ssjf import AGING
 from trefoil.reproduce import plots
 from trefoil.reproduce.muserve import study as no_scheduler
 from trefoil.reproduce.muserve.experiment import POLICIES, turn_s
-from trefoil.reproduce.muserve.lengths import FAMILY, PREDICTORS, Drawn, Lengths, card, card_digest
+from trefoil.reproduce.muserve.lengths import (
+    CLASSES,
+    FAMILY,
+    PREDICTORS,
+    TASKS,
+    TASKS_CARD,
+    Drawn,
+    Lengths,
+    card,
+    card_digest,
+)
 from trefoil.reproduce.muserve.models import TOP_MHZ
-from trefoil.reproduce.muserve.study import ATTAINED, BASE, TURNED, MuserveOptions
+from trefoil.reproduce.muserve.study import ATTAINED, BASE, SETTINGS, TURNED, MuserveOptions
 from trefoil.reproduce.runs import StudyRun, key_of, run_all, source_hash
 from trefoil.reproduce.scores import SeedStatistics, over_seeds
 from trefoil.reproduce.tables import markdown
@@ -39,7 +50,12 @@ SPREADS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 SPREAD_LOAD: Final = 0.9  # at which gaps are spread
 CONST_S, TOKEN_S = 0.1, 0.02
 JOBS: Final = 2000
-SOURCES: Final = ("azure_conv", "azure_code", FAMILY)
+SOURCES: Final = ("azure_conv", "azure_code", FAMILY, TASKS)
+TASK_METHODS: Final = ("fifo", "oracle", "ssjf", "right classes")
+REPEATED: Final = (0.0, 0.25, 0.5, 0.75)
+UNAGED: Final = 2000.0  # mean service times: no job of these runs waits so long
+UNAGED_LOADS: Final = (0.9, 1.5, 3.0)
+COUNTS: Final = (2, 3, 4, 5, 7, 10, 20)  # of classes
 SCORES: Final = ("accuracy", "f1", "l1", "mse", "rank_correlation")
 PAPER: Final = {
     "load": ["paper, rates", "", "-49.8 %, 3.6x", "-41.3 %, 2.5x"],
@@ -59,7 +75,7 @@ PAPER_TABLES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {  # accu
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSpec:
-    """Spec of one run of one model instance."""
+    """Spec of one run of one model instance. `repeated`: share of requests that repeat a prompt, of lengths `tasks`."""
 
     method: str
     seed: int
@@ -67,6 +83,8 @@ class SchedulerSpec:
     cv: float = 1.0
     lengths: str = "azure_conv"
     encoder: str = "minilm"
+    classes: int = CLASSES
+    repeated: float = 0.0
     jobs: int = JOBS
     aging: float = AGING
     const_s: float = CONST_S
@@ -89,7 +107,7 @@ class SchedulerSpec:
 
     def play(self) -> StudyRun:
         """Simulate it."""
-        drawn = Lengths.of(self.lengths).draw(self.jobs, self.seed)
+        drawn = Lengths.of(self.lengths).draw(self.jobs, self.seed, self.classes, self.repeated)
         service_s = self.const_s + self.token_s * drawn.tokens
         mean_s = self.const_s + self.token_s * float(Lengths.of(self.lengths).tokens.mean())
         rng, shape = np.random.default_rng((self.seed, 1)), self.cv**-2
@@ -113,6 +131,9 @@ class SchedulerSpec:
         if self.method == "oracle":
             return [float(tokens) for tokens in drawn.tokens]
         classes = drawn.predicted(self.method, self.encoder)
+        wide = (CLASSES - 1) / (self.classes - 1)  # the last class waits as long, whatever the number of classes
+        if wide != 1.0:
+            return [float(s) + self.aging * mean_s * wide * float(c) for s, c in zip(at_s, classes, strict=True)]
         return [turn_s(float(s), mean_s, float(class_), self.aging) for s, class_ in zip(at_s, classes, strict=True)]
 
 
@@ -138,7 +159,7 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
         "load": {x: replace(base, load=x) for x in LOADS},
         "CV of gaps": {x: replace(base, load=SPREAD_LOAD, cv=x) for x in SPREADS},
     }
-    cases = {"as it is": base, **{f"lengths of {name}": replace(base, lengths=name) for name in SOURCES[1:]}}
+    cases = {"as it is": base, **{f"lengths of {name}": replace(base, lengths=name) for name in SOURCES[1:3]}}
     for name in ("aging", "const_s", "token_s"):
         for factor in (1 - TURNED, 1 + TURNED):
             cases[f"{name} x {factor:g}"] = replace(base, **{name: getattr(base, name) * factor})
@@ -155,21 +176,86 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
         if PREDICTORS[method] in card().get(encoder, {})
     }
     specs += [replace(spec, seed=seed) for spec in encoders.values() for seed in options.seeds]
+    tasks = _task_points(replace(base, lengths=TASKS))
+    specs += [
+        replace(spec, method=method, seed=seed)
+        for points in tasks.values()
+        for spec in points.values()
+        for method in TASK_METHODS
+        for seed in options.seeds
+    ]
     runs = run_all(specs, out / "runs", 1, lambda _text: None)  # milliseconds each
 
-    def at(spec: SchedulerSpec) -> dict[str, Any]:
-        return {method: _point(runs, replace(spec, method=method), options.seeds) for method in methods()}
+    def at(spec: SchedulerSpec, played: Sequence[str] = methods()) -> dict[str, Any]:
+        return {method: _point(runs, replace(spec, method=method), options.seeds) for method in played}
 
     found: dict[str, Any] = {
         "axes": {axis: {f"{x:g}": at(spec) for x, spec in points.items()} for axis, points in axes.items()},
         "cases": {label: at(spec) for label, spec in cases.items()},
+        "tasks": {
+            axis: {f"{x:g}": at(spec, TASK_METHODS) for x, spec in points.items()} for axis, points in tasks.items()
+        },
+        "task_scores": {
+            family: {name: one[name] for name in ("accuracy", "rank_correlation")}
+            for family, one in json.loads(TASKS_CARD.read_text(encoding="utf-8"))["families"].items()
+        },
         "encoders": {label: _point(runs, spec, options.seeds) for label, spec in encoders.items()},
         "lengths": {name: _quantiles(name) for name in SOURCES},
         "predictors": {name: each for name, each in card().items() if name != "data"},
         "power": _power(options, out, say),
     }
+    found["headline"] = _headline(found)
     _figures(found, out)
     return found
+
+
+def _task_points(base: SchedulerSpec) -> dict[str, dict[float, SchedulerSpec]]:
+    """Runs on the lengths of the three tasks: Figs. 9 and 10, hot inputs, and the ablation of the number of classes."""
+    return {
+        "load": {x: replace(base, load=x) for x in LOADS},
+        "CV of gaps": {x: replace(base, load=SPREAD_LOAD, cv=x) for x in SPREADS},
+        "repeated prompts": {x: replace(base, repeated=x) for x in REPEATED},
+        "classes": {float(x): replace(base, classes=x) for x in COUNTS},
+        "unaged at a load of": {x: replace(base, load=x, aging=UNAGED) for x in UNAGED_LOADS},
+    }
+
+
+def _headline(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the paper states of Figs. 9, 10 and 3, section 3.3 and Table 2, of the three tasks."""
+    tasks, result = found["tasks"], dict[str, Any]()
+    for axis, name in (("load", "load"), ("CV of gaps", "spread"), ("unaged at a load of", "unaged")):
+        for method in TASK_METHODS[1:]:
+            each = [by[method] for by in tasks[axis].values()]
+            result[f"{name}_{method.replace(' ', '_')}"] = {
+                "jct_pct": sum(one["jct_pct"]["mean"] for one in each) / len(each),
+                "jct_pct_most": min(one["jct_pct"]["mean"] for one in each),
+                "throughput_times_most": max(one["throughput_times"]["mean"] for one in each),
+            }
+    power = [by for label, by in found["power"].items() if label.startswith(("rate", "scale"))]
+    ssjf = [by["muserve"]["ssjf"] for by in power if by["muserve"]["ssjf"]["attainment"]["mean"] >= ATTAINED]
+    scaled = [by["alpaserve_scaling"]["ssjf"] for by in power]
+    later = [
+        by["alpaserve"]["ssjf"]["p99_over_slo"]["mean"] / by["alpaserve"]["fifo"]["p99_over_slo"]["mean"]
+        for by in power
+    ]
+    result["power"] = {
+        "muserve_times_most": max((one["times"]["mean"] for one in ssjf), default=1.0),
+        "scaling_times_most": max(one["times"]["mean"] for one in scaled),
+        "scheduler_saves_pct_most": max((-one["against_fcfs_pct"]["mean"] for one in ssjf), default=0.0),
+        "p99_of_sched_pct": 100 * (min(later) - 1),
+    }
+    jct = {int(x): by["ssjf"]["jct_pct"]["mean"] for x, by in tasks["classes"].items()}
+    mean_s = {label: one["jct_s"]["mean"] for label, one in found["encoders"].items()}
+    small = found["predictors"]["tiny"]
+    repeated = [by["ssjf"]["jct_s"]["mean"] for by in tasks["repeated prompts"].values()]
+    return result | {
+        "best_classes": min(jct, key=lambda classes: jct[classes]),
+        "two_classes_are_worse_than_five": jct[2] > jct[CLASSES],
+        "encoder_jct_pct": 100 * (mean_s["minilm, multi"] / mean_s["tiny, multi"] - 1),
+        "classes_are_right_more_often": small["classes"]["accuracy"] > small["ordinal_mse"]["accuracy"],
+        "cache_jct_pct": 100 * (repeated[2] / repeated[0] - 1),  # at half of the prompts repeated
+        "accuracy": found["task_scores"][TASKS]["accuracy"],
+    }
 
 
 def _point(runs: Mapping[Any, StudyRun], spec: SchedulerSpec, seeds: Sequence[int]) -> dict[str, Any]:
@@ -192,14 +278,16 @@ def _quantiles(name: str) -> dict[str, float]:
 
 
 def _power(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Power and time of all policies at lengths that vary, by queue; then with one constant turned, of one seed."""
-    base = replace(BASE, duration_s=options.duration_s, lengths="azure_conv")
+    """Power and time of all policies at lengths that vary, by queue, under the paper's power; then of one seed with one
+    constant turned, and with GPUs that idle."""
+    base = replace(BASE, duration_s=options.duration_s, lengths="azure_conv", **SETTINGS["busy"])
     points = {f"rate {x:g}": replace(base, rate_per_s=x) for x in options.rates}
     points |= {f"scale {x:g}": replace(base, slo_scale=x) for x in options.slo_scales if x != base.slo_scale}
     turned: dict[str, dict[str, Any]] = {}
     for name in ("active", "idle", "aging") if options.sweeps else ():
         for factor in (1 - TURNED, 1 + TURNED):
             turned[f"{name} x {factor:g}"] = {name: getattr(base, name) * factor}
+    turned["GPUs idle while they wait, groups as AlpaServe chooses"] = {"waits_active": False, "group_size": 0}
     seeds = dict.fromkeys(points, options.seeds) | dict.fromkeys(turned, options.seeds[:1])
     points |= {label: replace(base, **change) for label, change in turned.items()}
     specs = {
@@ -288,6 +376,9 @@ def scheduler_tables(found: Mapping[str, Any]) -> dict[str, str]:
         if name in PAPER:
             rows.append([*PAPER[name], *[""] * (len(methods_) - 3)])
         result[{"load": "load", "CV of gaps": "spread", "case": "turned"}[name]] = markdown([name, *methods_], rows)
+    for axis, points in found["tasks"].items():
+        columns = [axis, *next(iter(points.values()))]
+        result[f"tasks-{axis.split()[0].lower()}"] = markdown(columns, [[x, *cells(by)] for x, by in points.items()])
     rows = []
     for size in ("minilm", "tiny"):
         for loss, row in found["predictors"].get(size, {}).items():
