@@ -36,6 +36,7 @@ import numpy as np
 from numpy.random import default_rng
 
 from controller.planners.columns import class_column, columns
+from controller.planners.exact.aim import nearly_free
 from controller.planners.exact.milp import CpuLimitHit, Limits
 from controller.planners.exact.model import Aim, Problem, capped_w, groups_of
 from controller.planners.exact.placement import moves, place_clocked
@@ -218,11 +219,12 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
 
 
 def problem_of(case: Case, world: PlanningInput) -> tuple[Problem, Aim]:
-    """The program of a view, with the price of accuracy and the floors of its case."""
+    """The program of a view, with the price of accuracy, at least that of `nearly_free`, and the floors of its case."""
     found = tuple(c for t in world.tasks for c in columns(world.view.catalog, t, world.devices, SETTINGS))
     problem = Problem(groups_of(world.devices, found), found, world.tasks, HORIZON_S if case.moving else 0.0)
     floors = {t.family: t.objective.min_accuracy for t in world.tasks}
-    return problem, Aim(dict.fromkeys(floors, case.value_j), floors)
+    prices = nearly_free(problem, floors, SETTINGS)
+    return problem, Aim({family: max(case.value_j, price_j) for family, price_j in prices.items()}, floors)
 
 
 def posed(case: Case, gpus: int) -> tuple[Problem, Aim]:

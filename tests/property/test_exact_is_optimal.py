@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns
+from controller.planners.exact.aim import NEARLY_FREE, nearly_free
 from controller.planners.exact.milp import Limits, Program
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import classes_missing_slo
@@ -31,6 +32,7 @@ LAYOUTS = {  # of one GPU, with these types only
     LARGE: ((), ("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "3g.20gb")),
     SMALL: ((), *(("1g.5gb",) * ones + ("2g.10gb",) * twos for ones, twos in ((7, 0), (5, 1), (3, 2), (1, 3)))),
 }
+WITHIN = 5e-4  # the least joules are known to a tenth of what is nearly free
 EXACT = ExactSettings(overhead_ms=0.0, transport_gap_ms=0.0)
 
 
@@ -177,6 +179,34 @@ def test_the_program_finds_what_brute_force_finds(service_ms, accuracies, rate, 
     )
     assert top <= max(accuracies)
     assert total == pytest.approx(expected, rel=2e-5, abs=2e-3)
+
+
+@given(**instances, share=st.sampled_from([0.0, 0.3, 0.9]))
+@example((20.0, 12.0, 9.0, 20.1, 12.05, 9.02), (0.6, 0.85), 60.0, 75.0, 2, 0.3)  # all accuracy for nearly nothing
+@settings(max_examples=40, deadline=None)
+def test_accuracy_that_costs_nearly_nothing_is_bought_and_no_plan_is_dearer_for_it(
+    service_ms, accuracies, rate, slo_ms, gpus, share
+):
+    one = view(
+        rate=rate,
+        catalog=small_catalog(service_ms, accuracies),
+        devices=fleet(gpus),
+        wanted=[objective(slo_ms=slo_ms)],
+        horizon_s=0.0,
+    )
+    target = accuracies[0] + share * (accuracies[1] - accuracies[0])
+    problem, least = problem_of(one), brute_force(one, gpus, 0.0, target)
+    price_j = nearly_free(problem, {"digits": target}, EXACT)["digits"]
+    found = solve(problem, Aim({"digits": price_j}, {"digits": target}), TIGHT)
+    assert (found is None) == (least is None)
+    if found is None:
+        return
+    assert found.gap <= 1e-6
+    asleep_w = gpus * A100_40GB.sleep_w
+    assert found.power_w - asleep_w <= (least - asleep_w) * (1 + NEARLY_FREE + WITHIN) + 2e-3
+    top = max(accuracies)
+    total = found.power_w + price_j * one.demand[0].rate_per_s * (top - found.accuracy["digits"])
+    assert total == pytest.approx(brute_force(one, gpus, price_j, target), rel=2e-5, abs=2e-3)
 
 
 @given(**instances, value_j=st.sampled_from([30.0, 300.0, 3000.0]), part=st.floats(-0.2, 1.1))

@@ -1,10 +1,14 @@
 """Aim of the program by an objective's type: a price of accuracy and a target, with the reason.
 
 budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
+In every mode accuracy has at least the price at which all that there is above the target costs `NEARLY_FREE` of the
+least joules above sleep: where it costs nothing, the most accurate plan is the best, and no plan is dearer than that
+for it.
 Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -14,15 +18,18 @@ from controller.planners.columns import Column, undominated
 from controller.planners.exact.frontier import (
     STEEP_J,
     FrontierPoint,
+    cheapest,
     distribution,
+    endless,
     frontier,
+    power_at,
     price,
     required_mean,
     worth_later,
 )
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
-from controller.planners.exact.reuse import Need, need_of
+from controller.planners.exact.reuse import Need, need_of, price_below
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import PlanningInput, Task
 from trefoil.core.brains import PlanView
@@ -32,6 +39,9 @@ from trefoil.core.units import J_PER_KWH
 
 INTENSITY_MIN: Final = 1e-3  # g/kWh: with carbon-free power every accuracy is free, not undefined
 BASE_INTENSITY: Final = 250.0  # CLOVER's artifact, where the objective does not say
+ACCURACY_NEAR: Final = 1e-9
+NEARLY_FREE: Final = 5e-3  # of the least joules
+POINT: Final = 0.01  # of accuracy
 DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to such a step
 
 
@@ -50,10 +60,36 @@ class FamilyAim:
 def aim_of(inputs: PlanningInput, problem: Problem, settings: ExactSettings) -> tuple[Aim, dict[str, FamilyAim]]:
     """Aim of all families together."""
     family_aims = {t.family: _family_aim(inputs, problem, t, settings) for t in inputs.tasks}
-    return (
-        Aim({f: w.value_j for f, w in family_aims.items()}, {f: w.target for f, w in family_aims.items()}),
-        family_aims,
-    )
+    target = {f: w.target for f, w in family_aims.items()}
+    nearly_free_j = nearly_free(problem, target, settings)
+    return Aim({f: max(w.value_j, nearly_free_j[f]) for f, w in family_aims.items()}, target), family_aims
+
+
+def nearly_free(problem: Problem, target: Mapping[str, float], settings: ExactSettings) -> dict[str, float]:
+    """Prices of accuracy [J per request] by family at which all above the targets costs at most `NEARLY_FREE` of the
+    least joules above sleep; 0: there is no more accuracy, or no plan."""
+    groups, columns = _bare(problem)
+    floors = tuple((t.family, max(t.objective.hard_min_accuracy, target[t.family])) for t in problem.tasks)
+    needs, limits = tuple(_need(t, True) for t in problem.tasks), Limits(settings.solver_nodes, settings.frontier_gap)
+    weights = tuple(sorted(problem.weights.items()))
+    least_w = _least_w(groups, columns, needs, floors, limits, problem.max_watts, weights)
+    each_j, found = least_w / sum(need.rate_per_s for need in needs), {}
+    for family, floor in floors:
+        offered = [c.accuracy for c in problem.columns if c.family == family]
+        more = max(offered, default=0.0) - max(floor, min(offered, default=0.0))
+        found[family] = price_below(NEARLY_FREE * each_j / more) if more > ACCURACY_NEAR else 0.0
+    return found
+
+
+def last_point(problem: Problem, family: str, accuracy: float, joules: float) -> str:
+    """What the last point of an accuracy costs, in words, and of these joules of a request; a fleet without end is what
+    it is counted on."""
+    hull = endless(problem, family)
+    mean_per_s = next(t.mean_per_s for t in problem.tasks if t.family == family)
+    more_j = (power_at(hull, accuracy) - power_at(hull, accuracy - POINT)) / mean_per_s
+    if more_j <= ACCURACY_NEAR * joules:
+        return "the last point of accuracy costs nothing"
+    return f"the last point of accuracy costs some {more_j:.2g} J a request ({more_j / joules:.2%})"
 
 
 def mode_of(objective: Objective) -> ObjectiveMode:
@@ -136,10 +172,7 @@ def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:
 
 def _frontier(problem: Problem, task: Task, settings: ExactSettings) -> tuple[tuple[FrontierPoint, ...], float]:
     """The frontier at the demand rounded up (remembered: it is pure), or at the demand itself if that is too much."""
-    groups = tuple(
-        Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number) for g in problem.groups
-    )
-    bare = undominated(problem.columns, problem.devices, keep_running=False)
+    groups, bare = _bare(problem)
     limits = Limits(settings.solver_nodes, settings.frontier_gap)
     for rounded in (True, False):
         needs = tuple(_need(t, rounded) for t in problem.tasks)
@@ -147,6 +180,14 @@ def _frontier(problem: Problem, task: Task, settings: ExactSettings) -> tuple[tu
         if hull:
             return hull, next(n.rate_per_s for n in needs if n.family == task.family)
     return (), task.mean_per_s
+
+
+def _bare(problem: Problem) -> tuple[tuple[Group, ...], tuple[Column, ...]]:
+    """Groups and columns without what runs: a key that many decisions have."""
+    groups = tuple(
+        Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number) for g in problem.groups
+    )
+    return groups, undominated(problem.columns, problem.devices, keep_running=False)
 
 
 def _need(task: Task, rounded: bool) -> Need:
@@ -172,3 +213,21 @@ def _hull(
 ) -> tuple[FrontierPoint, ...]:
     problem = Problem(groups, columns, tuple(n.task() for n in needs), 0.0, max_watts=max_watts)
     return frontier(problem, family, limits, solves_max)
+
+
+@lru_cache(maxsize=256)
+def _least_w(
+    groups: tuple[Group, ...],
+    columns: tuple[Column, ...],
+    needs: tuple[Need, ...],
+    floors: tuple[tuple[str, float], ...],
+    limits: Limits,
+    max_watts: float,
+    weights: tuple[tuple[str, float], ...],
+) -> float:
+    """Least weighed power above sleep at these floors [W]; 0: there is no plan."""
+    tasks = tuple(n.task() for n in needs)
+    problem = Problem(groups, columns, tasks, 0.0, weights=dict(weights), max_watts=max_watts)
+    found = cheapest(problem, needs[0].family, Aim(target=dict(floors)), limits)
+    asleep_w = sum(g.type.sleep_w * g.number * problem.weight(g.zone) for g in groups)
+    return 0.0 if found is None else max(0.0, found.power_w - asleep_w)

@@ -45,7 +45,6 @@ CHOOSING: Final = Limits(nodes=50, gap=2e-3)
 STEEP: Final = 5e-3  # of the bound: a side that costs more waits
 ONE_MIX: Final = -1  # `Kept.column`: the mix of an index alone
 OTHER_MIX: Final = -2  # `Kept.column`: every mix but that one
-FAR: Final = 0.025  # of the best plan: a root further below it says too little to be worth its proof
 PRICING_NODES: Final = 2000  # of the program that bounds one family
 PRICING_GAP: Final = 3e-3  # of the same
 FLIPS_MAX: Final = 4
@@ -462,12 +461,12 @@ class _Search:
 
     def _bound_and_useful(self, root: Point) -> tuple[float, frozenset[Layout]]:
         """Lower bound of any plan, whatever its classes, by the prices of the root; and `MixedPlan.useful`."""
-        far = self.best - root.objective > FAR * abs(self.best)  # the prices of the root say too little about a plan
-        if not self.proven or self.master.cap >= 0 or far:
+        if not self.proven:
             return -math.inf, frozenset(layout for layout, _ in self.master.layouts)
-        limits, bound = Limits(PRICING_NODES, PRICING_GAP), root.objective
+        limits, bound, dual = Limits(PRICING_NODES, PRICING_GAP), root.objective, root.dual
+        capped = -float(dual[self.master.cap]) if self.master.cap >= 0 else 0.0
         for mixes, row in zip(self.master.mixes, self.master.serves, strict=True):
-            bound += min(0.0, mixes.lowest_w(root.dual, limits) - float(root.dual[row]))
+            bound += min(0.0, mixes.lowest_w(dual, capped, limits) - float(dual[row]))
         room, reduced = self.best - self.proven * abs(self.best) - bound, root.reduced
         return bound, frozenset(layout for layout, v in self.master.layouts if reduced[v] < room)
 

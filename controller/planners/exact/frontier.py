@@ -7,6 +7,8 @@ accuracy where it is cheapest: the step from hull point j to j + 1 costs CI_i * 
 is the window's dual, the price; it also says what accuracy the current interval has to reach.
 Data: the frontier at the current demand; the distribution of intensity (a forecast, else what was seen); the budget,
 and the requests of each hour of the day where a whole day is known: weights w_i are the requests of an interval then.
+A fleet without end, where counts may be fractions, has a frontier that needs no solve (`endless`): each class costs its
+energy and its part of a device that is always busy.
 Deviations: an interval of another demand is taken to have the frontier of the current one, per request; before a day is
 known the rest of the window is taken to have the current demand. The budget spent corrects both tick by tick.
 """
@@ -20,10 +22,12 @@ from typing import Final
 import numpy as np
 
 from controller.observe.core.carbon_inputs import forecast_refusal
-from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem
+from controller.planners.exact.milp import Limits, NothingFound
+from controller.planners.exact.model import Aim, Problem, awake_w
+from controller.planners.exact.program import place_of
 from controller.planners.exact.search import estimate, solve
 from trefoil.core.brains import BudgetState, PlanView
+from trefoil.core.device_types import device_share
 from trefoil.core.units import HOUR_S
 
 RELATIVE_TOLERANCE: Final = 5e-3  # of power: a hull point that lies closer to the chord is not worth a solve
@@ -56,7 +60,7 @@ class Price:
 def frontier(problem: Problem, family: str, limits: Limits, solves_max: int) -> tuple[FrontierPoint, ...]:
     """The lower convex hull of (accuracy, power) by ascending accuracy; empty when there is no plan at all."""
     still = replace(problem, horizon_s=0.0)
-    low = _point(still, family, Aim(), limits)
+    low = cheapest(still, family, Aim(), limits)
     if low is None:
         return ()
     high = _highest(still, family, limits) or low  # the node limit can end a search before its first plan
@@ -67,12 +71,31 @@ def frontier(problem: Problem, family: str, limits: Limits, solves_max: int) -> 
         a, b = gaps.pop(0)  # widest first would need an order; breadth first is as good and simple
         slope = (b.power_w - a.power_w) / (b.accuracy - a.accuracy)
         left -= 1
-        middle = _point(still, family, Aim(value_j={family: _value(problem, family, slope)}), limits)
+        middle = cheapest(still, family, Aim(value_j={family: _value(problem, family, slope)}), limits)
         if middle is None or not _below(middle, a, b, slope):
             continue
         hull.append(middle)
         gaps += [(a, middle), (middle, b)]
     return _convex(hull)
+
+
+def endless(problem: Problem, family: str) -> tuple[FrontierPoint, ...]:
+    """Frontier of one family on a fleet without end; power is above that of sleep."""
+    kinds = {g.place: g.type for g in problem.groups}
+    mean, mean_per_s = problem.mean_share(family), next(t.mean_per_s for t in problem.tasks if t.family == family)
+    points = []
+    for column in (c for c in problem.columns if c.family == family):
+        kind, key = kinds[place_of(column.key)], column.key
+        slice_w = column.running_w + awake_w(kind, key.clock_mhz) * device_share(kind, key.slice_type)
+        rate_per_s = max(rate for _, rate in column.tiers) * problem.scale.get(key, 1.0)
+        each_j = (column.energy_j + slice_w / (rate_per_s * mean)) * problem.weight(key.zone)
+        points.append(FrontierPoint(column.accuracy, each_j * mean_per_s))
+    return _convex(points)
+
+
+def power_at(hull: Sequence[FrontierPoint], accuracy: float) -> float:
+    """Power on a frontier at an accuracy [W]; below its least accurate point that of this point."""
+    return float(np.interp(accuracy, [p.accuracy for p in hull], [p.power_w for p in hull]))
 
 
 def _value(problem: Problem, family: str, slope_w: float) -> float:
@@ -89,9 +112,13 @@ def _highest(problem: Problem, family: str, limits: Limits) -> FrontierPoint | N
     return _whole(problem, family, Aim(target={family: steep.accuracy - 1e-6}), limits) or steep
 
 
-def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> FrontierPoint | None:
+def cheapest(problem: Problem, family: str, aim: Aim, limits: Limits) -> FrontierPoint | None:
+    """The cheapest plan for an aim, from some devices on with fractions of them; None: no plan was found."""
     if problem.number >= WHOLE_DEVICES_MAX:
-        found = estimate(problem, aim, limits)
+        try:
+            found = estimate(problem, aim, limits)
+        except NothingFound:
+            return None
         return None if found is None else FrontierPoint(found[0][family], found[1])
     return _whole(problem, family, aim, limits)
 

@@ -18,11 +18,14 @@ PROBING: Final = 1 << 15
 FEASIBLE: Final = 2  # status of a point that satisfies all constraints
 NODES_FEW: Final = 10
 CPU_LIMIT_S: Final = 30.0  # a safety net, far above any bounded solve; reaching it keeps the last plan
-LONGER: Final = 4.0  # on a busy machine HiGHS, which counts wall time, gets so many times as much again
 
 
 class CpuLimitHit(Exception):
     """The safety net was reached: the result would not replay, so there is none."""
+
+
+class NothingFound(Exception):
+    """The nodes were spent before the first point: whether there is one is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,35 +112,32 @@ class Program:
         """Solve, from a feasible point where one is given; None when no point satisfies the constraints.
 
         Raises:
+            NothingFound: the nodes were spent before the first point.
             CpuLimitHit: the safety net was reached.
         """
-        wall_s = CPU_LIMIT_S
-        while True:
-            began_s = time.thread_time()
-            solver = self.solver(limits, wall_s)
-            if start:
-                known = highspy.HighsSolution()
-                known.col_value = list(start)
-                solver.setSolution(known)
-            solver.run()
-            status = solver.getModelStatus()
-            if status != highspy.HighsModelStatus.kTimeLimit:
-                break
-            if time.thread_time() - began_s >= CPU_LIMIT_S:
-                raise CpuLimitHit(f"{len(self.cost)} variables, {len(self.low)} rows, {CPU_LIMIT_S:.0f} s of CPU")
-            wall_s *= LONGER
+        solver, began_s = self.solver(limits), time.thread_time()
+        if start:
+            known = highspy.HighsSolution()
+            known.col_value = list(start)
+            solver.setSolution(known)
+        if any(self.integer):
+            solver.cbMipInterrupt.subscribe(lambda at: at.interrupt(time.thread_time() - began_s >= CPU_LIMIT_S))
+        solver.run()
+        status = solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInterrupt:
+            raise CpuLimitHit(f"{len(self.cost)} variables, {len(self.low)} rows, {CPU_LIMIT_S:.0f} s of CPU")
         info = solver.getInfo()
-        if status not in SOLVED or not math.isfinite(info.objective_function_value):
+        if status not in SOLVED:
             return None
-        if info.primal_solution_status != FEASIBLE:  # a node limit can end without one
-            return None
+        if info.primal_solution_status != FEASIBLE:
+            raise NothingFound(f"{len(self.cost)} variables, {len(self.low)} rows, {limits.nodes} nodes")
         objective, found = float(info.objective_function_value), solver.getSolution()
         if not any(self.integer):
             return Result(tuple(found.col_value), objective, 0.0, objective, tuple(found.col_dual))
         gap = max(0.0, float(info.mip_gap)) if math.isfinite(info.mip_gap) else math.inf
         return Result(tuple(found.col_value), objective, gap, min(objective, float(info.mip_dual_bound)))
 
-    def solver(self, limits: Limits, wall_s: float) -> highspy.Highs:
+    def solver(self, limits: Limits) -> highspy.Highs:
         """HiGHS with this program; the same bounds give the same answer."""
         solver = highspy.Highs()
         for option, setting in (
@@ -145,7 +145,6 @@ class Program:
             ("threads", 1),
             ("parallel", "off"),
             ("random_seed", 0),
-            ("time_limit", wall_s),
             ("mip_max_nodes", limits.nodes),
             ("mip_rel_gap", limits.gap),
             # A third of a medium program's time: trying branches out before its few nodes, and keeping cuts.
@@ -192,7 +191,7 @@ class GrowingProgram:
     def __init__(self, program: Program) -> None:
         self.variables = len(program.cost)
         self._began_s = time.thread_time()
-        self._solver = program.solver(Limits(), INFINITY)
+        self._solver = program.solver(Limits())
         for option, setting in (("solver", "simplex"), ("presolve", "off")):  # a warm start needs the program as it is
             self._solver.setOptionValue(option, setting)
 

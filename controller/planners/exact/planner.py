@@ -21,9 +21,9 @@ from typing import Final
 from numpy.random import Generator, default_rng
 
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
-from controller.planners.exact.aim import FamilyAim, aim_of, next_tick_s
+from controller.planners.exact.aim import NEARLY_FREE, FamilyAim, aim_of, last_point, next_tick_s
 from controller.planners.exact.clock_ranges import lowest_clocks
-from controller.planners.exact.milp import CpuLimitHit, Limits
+from controller.planners.exact.milp import CpuLimitHit, Limits, NothingFound
 from controller.planners.exact.model import (
     Aim,
     Problem,
@@ -60,6 +60,9 @@ from trefoil.core.units import grams
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
 BACK_OFF: Final = 0.95
 TARGET_STEP: Final = 1e-6  # of accuracy: what is less is the solver's tolerance
+ACCURACY_NEAR: Final = 1e-6  # as accurate as another plan
+ACCURACY_ABOVE: Final = 5e-4  # more than that is given away, where a budget pays for it
+LATENCY_NEAR: Final = 0.01  # relative: what a sample of the kernel's size can say
 ROUNDS_MAX: Final = 4
 SEED: Final = 20231112  # any: the kernel's sample has to be one sample
 SHARE_STEP: Final = 0.01  # of a family's traffic
@@ -107,13 +110,10 @@ class ExactPlanner:
             )
         try:
             return self._decide(inputs, settings, next_at_s)
-        except CpuLimitHit as hit:
-            return Decision(
-                None,
-                f"{self.name}: keeps the plan, the solver ran into its limit of CPU time ({hit})",
-                next_at_s,
-                "cpu_limit",
-            )
+        except (CpuLimitHit, NothingFound) as hit:
+            limit = "node_limit" if isinstance(hit, NothingFound) else "cpu_limit"
+            why = f"{self.name}: keeps the plan, the solver ended without one at its {limit} ({hit})"
+            return Decision(None, why, next_at_s, limit)
 
     def _decide(self, inputs: PlanningInput, settings: ExactSettings, next_at_s: float) -> Decision:
         draft, degraded = None, ""
@@ -165,7 +165,7 @@ class ExactPlanner:
         draft = Draft(problem, solution, hosted, needed, clocks, note)
         if needed.any and not inputs.nothing_runs:
             stay = staying_draft(problem, aim, settings)
-            if stay is not None and _score(stay, aim) <= _score(draft, aim) + 1e-9:
+            if stay is not None and (_score(stay, aim) <= _score(draft, aim) + 1e-9 or _as_good(stay, draft, settings)):
                 return stay
         return draft
 
@@ -207,11 +207,7 @@ class ExactPlanner:
         degraded: str,
     ) -> Plan:
         expected = {t.family: _expected(inputs, draft, t, settings) for t in inputs.tasks}
-        note, cap_w = draft.note, inputs.view.max_watts
-        if cap_w:
-            watts = capped_w(draft.problem, draft.solution) + unplanned_w(inputs)
-            note += f"; {watts:.0f} W of the {cap_w:g} W that the fleet may take"
-        why = explanation(self.name, inputs, draft.solution, draft.moves, family_aims, expected, degraded, note)
+        why = explanation(self.name, inputs, draft, family_aims, expected, degraded)
         return plan_of(
             inputs,
             self.name,
@@ -330,6 +326,21 @@ def _score(draft: Draft, aim: Aim) -> float:
     return draft.solution.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
 
 
+def _as_good(stay: Draft, draft: Draft, settings: ExactSettings) -> bool:
+    """Whether what runs takes next to nothing more than a draft, with its accuracy and latency: then nothing moves."""
+    if stay.solution.weighed_w > (1 + NEARLY_FREE) * draft.solution.weighed_w:
+        return False
+    accuracy = stay.solution.accuracy
+    if any(not -ACCURACY_NEAR <= accuracy[f] - a <= ACCURACY_ABOVE for f, a in draft.solution.accuracy.items()):
+        return False
+    for task in draft.problem.tasks:
+        mine = [c for c in draft.problem.columns if c.family == task.family]
+        now_ms, then_ms = (latency_ms_p95(one.solution, mine, task, settings) for one in (stay, draft))
+        if now_ms > (1 + LATENCY_NEAR) * then_ms:
+            return False
+    return True
+
+
 def _expected(inputs: PlanningInput, draft: Draft, task: Task, settings: ExactSettings) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
     rate = task.mean_per_s
@@ -379,15 +390,13 @@ def family_power_w(problem: Problem, solution: Solution, task: Task) -> tuple[fl
 def explanation(
     planner: str,
     inputs: PlanningInput,
-    solution: Solution,
-    moved: Moves,
+    draft: Draft,
     family_aims: Mapping[str, FamilyAim],
     expected: Mapping[str, Expected],
     degraded: str,
-    note: str,
 ) -> str:
     """Reason of a decision in words and numbers: carbon, demand, the mix, its cost against now, price, moves."""
-    carbon = inputs.view.carbon
+    carbon, cap_w, solution = inputs.view.carbon, inputs.view.max_watts, draft.solution
     awake = sum(n for _, _, n in solution.layouts)
     parts = [f"{planner} ({inputs.view.trigger}): {carbon.intensity_g_per_kwh:.0f} g/kWh"]
     for task in inputs.tasks:
@@ -400,8 +409,12 @@ def explanation(
         )
         if family_aim.why:
             parts.append(family_aim.why)
+        parts.append(last_point(draft.problem, task.family, e.accuracy, e.joules_per_request))
     parts.append(f"{awake} of {len(inputs.devices)} GPUs awake{_lost(inputs)}")
-    parts.append(_moves(moved, inputs.view.move_horizon_s) + note)
+    parts.append(_moves(draft.moves, inputs.view.move_horizon_s) + draft.note)
+    if cap_w:
+        watts = capped_w(draft.problem, solution) + unplanned_w(inputs)
+        parts.append(f"{watts:.0f} W of the {cap_w:g} W that the fleet may take")
     if degraded:
         parts.append(f"degraded: {degraded}")
     return "; ".join(parts)

@@ -242,6 +242,11 @@ def _prices_around(value: float) -> tuple[float, float]:
     return (low, low) if abs(value - low) < 1e-9 * low else (low, float(PRICE_STEP ** (step + 1)))
 
 
+def price_below(value: float) -> float:
+    """The next lower price that `on_grid` leaves as it is: prices of many demands and targets are few."""
+    return float(PRICE_STEP ** (2 * math.floor(math.log(value, PRICE_STEP) / 2 + 1e-9))) if value > 0 else 0.0
+
+
 def _targets_around(target: float, steps: int = 1) -> tuple[float, float]:
     """The grid's targets below and above one, on every so many steps of it."""
     step = math.floor(target / TARGET_STEP / steps + 1e-9) * steps

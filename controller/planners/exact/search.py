@@ -16,12 +16,13 @@ is of the whole program, not of a restriction.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import ClassKey
 from controller.planners.exact.branching import MixedPlan, find_mixes
-from controller.planners.exact.milp import Limits, Result
+from controller.planners.exact.milp import Limits, NothingFound, Result
 from controller.planners.exact.model import Aim, Problem, Solution, judged, judged_counts, layouts_of
 from controller.planners.exact.program import Builder, Shape, slot_of
 
@@ -32,6 +33,8 @@ FEW: Final = 24  # devices up to which a plan of several families is first looke
 MIX_GAP: Final = 2e-3  # of the best plan of mixes
 MIX_NODES: Final = 20
 PROOF_GAP: Final = 8.0  # times the gap that is asked for: what is proven of few devices, whose proof takes longest
+PROOF_DEVICES: Final = 6  # on more, the whole program proves nothing in time where it has more integers than
+PROOF_INTEGERS: Final = 1000
 PROOF_WORK: Final = 12_500.0  # times the nodes that are asked for: nodes times the square of the integers
 SLACK: Final = 1e-9
 WORK: Final = 1_000_000  # nodes times the square of the integers of one solve
@@ -40,6 +43,7 @@ GAP_WIDE: Final = 8e-3  # of a large program in a small fleet
 PRICE_ERROR: Final = 1e-6
 EXTRAS: Final = (0, 24, 96)  # classes beyond those that the relaxation uses
 PRICE_MAX_W: Final = 1.0  # configurations that cost at most that much more per device are worth a look
+ANY_PLAN: Final = Limits(nodes=100_000, gap=1.0)
 MANY: Final = 200  # slices; a class that large stays in the top tier, whatever rounding does
 
 
@@ -47,9 +51,10 @@ def solve(problem: Problem, aim: Aim, limits: Limits, prove: bool = True) -> Sol
     """Solve the program: the best counts, or None when the constraints leave no plan.
 
     `prove`: of few devices too, where the proof takes most of the time; without it the gap is infinite.
+    Where the nodes end before the first plan, the first one is looked for as long as it takes.
 
     Raises:
-        CpuLimitHit: see `Program.solve`.
+        NothingFound, CpuLimitHit: see `Program.solve`.
     """
     if problem.number <= FEW and len(problem.tasks) > 1:
         found = find_mixes(problem, aim, MIX_GAP, MIX_NODES, PROOF_GAP * limits.gap if prove else 0.0)
@@ -57,10 +62,13 @@ def solve(problem: Problem, aim: Aim, limits: Limits, prove: bool = True) -> Sol
         if known is not None:
             return known
     whole = Builder(problem, aim).build()
-    if sum(whole.program.integer) <= (SMALL if problem.number >= MEDIUM else SMALL_FEW):
+    try:
+        if sum(whole.program.integer) > (SMALL if problem.number >= MEDIUM else SMALL_FEW):
+            return _between(problem, aim, limits)
         result = whole.program.solve(limits)
-        return None if result is None else _solution(whole, result, result.gap)
-    return _between(problem, aim, limits)
+    except NothingFound:
+        result = whole.program.solve(ANY_PLAN)
+    return None if result is None else _solution(whole, result, result.gap)
 
 
 def _from_mixes(problem: Problem, aim: Aim, found: MixedPlan, limits: Limits, prove: bool) -> Solution | None:
@@ -75,9 +83,11 @@ def _from_mixes(problem: Problem, aim: Aim, found: MixedPlan, limits: Limits, pr
     if start is None:  # split traffic under a cap, or a tolerance: the mixes are no point of the whole program
         return None
     best = _solution(builder, start, 0.0)
-    if not prove or _gap(best, found.bound) <= gap:
+    integers = sum(builder.program.integer)
+    too_large = problem.number > PROOF_DEVICES and integers > PROOF_INTEGERS
+    if not prove or too_large or _gap(best, found.bound) <= gap:
         return replace(best, gap=_gap(best, found.bound))
-    work = PROOF_WORK * limits.nodes / max(1, sum(builder.program.integer)) ** 2
+    work = PROOF_WORK * limits.nodes / max(1, integers) ** 2
     nodes = max(NODES_MIN, min(limits.nodes, int(work)))
     result = builder.program.solve(Limits(nodes, gap), start.values)
     if result is None:
@@ -94,7 +104,7 @@ def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, f
     """Estimate accuracy per family and weighed power [W] when counts may be fractions; None: there is no plan.
 
     Raises:
-        CpuLimitHit: see `Program.solve`.
+        NothingFound, CpuLimitHit: see `Program.solve`.
     """
     builder = Builder(problem, aim).build()
     if sum(builder.program.integer) <= SMALL:
@@ -134,14 +144,19 @@ def _restricted(relaxed: Builder, bound: Result, limits: Limits) -> Solution | N
     """The best plan from what the relaxation uses, from more where that leaves none."""
     for extra in EXTRAS:
         builder = Builder(relaxed.problem, relaxed.aim, _restriction(relaxed, bound, extra)).build()
-        result = builder.program.solve(_bounded(builder, limits))
-        if result is not None:
-            return _solution(builder, result, 0.0)
+        with suppress(NothingFound):
+            result = builder.program.solve(_bounded(builder, limits))
+            if result is not None:
+                return _solution(builder, result, 0.0)
     return None
 
 
 def _whole(builder: Builder, best: Solution | None, lowest: float, limits: Limits) -> tuple[Solution | None, float]:
-    """All that may be in a better plan, within the nodes that its size allows."""
+    """All that may be in a better plan, within the nodes that its size allows.
+
+    Raises:
+        NothingFound: neither they nor the restriction have a plan.
+    """
     program = builder.program
     whole, program.integer = program.integer, [False] * len(program.integer)
     bound = program.solve(limits)
@@ -151,8 +166,13 @@ def _whole(builder: Builder, best: Solution | None, lowest: float, limits: Limit
     lowest = max(lowest, bound.objective)
     if best is not None:
         _drop(builder, bound, best.objective - lowest)
-    result = program.solve(_bounded(builder, limits))
-    if result is None:  # not even the nodes' worth: what there is, with the bound that there is
+    try:
+        result = program.solve(_bounded(builder, limits))
+    except NothingFound:
+        if best is None:
+            raise
+        return best, lowest
+    if result is None:  # no better plan, or none at all
         return best, lowest
     if best is None or result.objective < best.objective:
         best = _solution(builder, result, 0.0)

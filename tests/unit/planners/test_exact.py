@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,6 +94,18 @@ def test_instant_mode_does_not_depend_on_carbon_and_says_so():
     assert len({d.plan.content_digest for d in decisions}) == 1
     assert "whatever the carbon" in decisions[0].why
     assert expected(decisions[0].plan).accuracy >= 0.973 - 1e-6
+
+
+@pytest.mark.parametrize("mode", [ObjectiveMode.BUDGET, INSTANT, ObjectiveMode.LAMBDA])
+@pytest.mark.parametrize("rate", [20.0, 60.0, 100.0])
+def test_no_accuracy_is_given_away_where_that_saves_next_to_nothing(mode, rate):
+    """A variant of 0.59 that takes 0.2 % fewer joules than one of 0.831, under a floor of 0.70."""
+    whole_ms = (20.0, 13.0, 11.0, 10.0, 9.0)
+    catalog = digits({"small": tuple(0.998 * ms for ms in whole_ms), "big": whole_ms}, {"small": 0.59, "big": 0.831})
+    wanted = [objective(mode=mode, slo_ms=75.0, min_accuracy=0.70, lambda_weight=1.0)]
+    found = decide(view(rate=rate, catalog=catalog, history=DUCK, wanted=wanted))
+    assert expected(found.plan).accuracy == pytest.approx(0.831)
+    assert "the last point of accuracy costs some 6.6e-05 J a request (0.00%)" in found.why
 
 
 def test_lambda_trades_by_clover_equation_3():
@@ -267,6 +278,21 @@ def test_two_families_share_a_fleet():
 
 
 # ------------------------------------------------------------------------------------------------ staying and moving
+
+
+@pytest.mark.parametrize(("cheaper", "moves"), [(0.002, False), (0.05, True)])
+def test_nothing_moves_for_what_saves_next_to_nothing(cheaper, moves):
+    """Slices of 1g cost fewer joules than those of 2g that run, and are slower."""
+
+    def catalog(one_ms):
+        return digits({"only": (one_ms, 10.0, 9.0, 9.0, 9.0)}, {"only": 0.99})
+
+    wanted = [objective(mode=INSTANT, slo_ms=75.0)]
+    runs = decide(view(rate=60.0, catalog=catalog(20.2), wanted=wanted, horizon_s=0.0)).plan
+    assert {s.key.slice_type for n in runs.nodes for d in n.devices for s in d.slices} == {"2g.10gb"}
+    then = view(rate=60.0, catalog=catalog(20.0 * (1 - cheaper)), wanted=wanted, horizon_s=0.0)
+    found = decide(after(then, runs))
+    assert ("nothing moves" not in found.why) == moves
 
 
 def test_the_same_view_after_the_rollout_changes_nothing():
@@ -450,17 +476,19 @@ def test_the_solver_safety_net_keeps_the_plan(monkeypatch):
     assert decision.degraded == "cpu_limit"
 
 
-def test_a_busy_machine_gets_more_wall_time_and_the_same_answer(monkeypatch):
-    def solved():
-        program, rng = milp_module.Program(), np.random.default_rng(3)
-        taken = [program.variable(-float(worth), 0.0, 1.0, True) for worth in rng.integers(10, 99, 40)]
-        program.row([(one, float(size)) for one, size in zip(taken, rng.integers(10, 99, 40), strict=True)], high=700.0)
-        return program.solve(milp_module.Limits())
-
-    free = solved()
-    monkeypatch.setattr(milp_module, "CPU_LIMIT_S", 1e-6)
-    monkeypatch.setattr(milp_module, "time", SimpleNamespace(thread_time=lambda: 0.0))  # others have the CPU
-    assert solved() == free
+def test_nodes_that_end_before_the_first_point_say_nothing_about_whether_there_is_one():
+    program, rng = milp_module.Program(), np.random.default_rng(3)
+    sizes = rng.integers(20, 99, 40)
+    taken = [program.variable(float(size), 0.0, 1.0, True) for size in sizes]
+    terms = [(one, float(size)) for one, size in zip(taken, sizes, strict=True)]
+    program.row(terms, low=701.0, high=701.0)
+    with pytest.raises(milp_module.NothingFound):
+        program.solve(milp_module.Limits(nodes=0))
+    found = program.solve(milp_module.Limits())
+    assert found is not None
+    assert found.objective == pytest.approx(701.0)
+    program.row(terms, high=700.0)
+    assert program.solve(milp_module.Limits(nodes=0)) is None
 
 
 def test_a_class_that_the_kernel_finds_late_gets_less_load(monkeypatch):
