@@ -1,5 +1,7 @@
 """Savings of the demo under several seeds: at equal accuracy, the live seed first."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,18 @@ def test_the_demo_ends_above_its_floor(seed):
     found = simulate_demo(*demo_scenario(demo, "exact", Slo(percentile=95.0, latency_ms=101.0))).summary
     assert not found.floor_missed
     assert found.slo_attainment > 0.95
+
+
+def test_with_equal_joules_for_all_variants_the_demo_finds_no_saving_against_the_same_levers(tmp_path):
+    profile, script = tmp_path / "equal.csv", Path("model_repository/digits/make_profile.py")
+    subprocess.run([sys.executable, str(script), "--equal-joules", "--output", str(profile)], check=True)
+    demo = load_system(DEMO, DemoScenario, {"family.profile_override": str(profile), "simulated_seeds": 1})
+    found = simulate_spread(demo, SLO, ("static_mix", "static_miad", "exact_miad"), 1)
+    (case,) = found.cases
+    subject, opponent = found.headline(case)
+    assert (subject.name, opponent.name) == ("exact_miad", "static_miad")
+    assert abs(case.saving(subject, opponent).pct["mean"]) < 2.0
+    assert case.saving(subject, case.row("static_mix")).pct["mean"] > 5.0, "which is clocks, and no carbon"
 
 
 def test_on_cpus_accuracy_has_no_price_and_the_mix_is_planned_all_the_same():

@@ -113,7 +113,7 @@ def savings_caption(report: Report) -> str:
         f"{subject}: requests {ours.requests:,}, accuracy {ours.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
     )
     if report.spread and not report.missed:
-        parts += spread_lines(report.spread, subject)
+        parts += [*headline(report.spread, report.spread.cases[0]).splitlines(), *spread_lines(report.spread, subject)]
     return "\n".join(parts)
 
 
@@ -130,8 +130,7 @@ def saving_text(report: Report, against: str) -> str:
 
 def spread_lines(found: Comparison, subject: str) -> list[str]:
     """Savings of the simulated seeds, at equal accuracy: the figure, of which the live run is one draw."""
-    (case,), count = found.cases, len(found.seeds)
-    lines = headline(found, case).splitlines()
+    lines, (case,), count = [], found.cases, len(found.seeds)
     what = f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against"
     for name, saving in savings_of(found, subject).items():
         if saving.pct is None:
