@@ -424,7 +424,7 @@ class GetFleetRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetFleetResponse(_message.Message):
-    __slots__ = ("cluster", "nodes", "stale_nodes", "carbon", "carbon_ratios", "workers", "plans_refused")
+    __slots__ = ("cluster", "nodes", "stale_nodes", "carbon", "carbon_ratios", "workers", "plans_refused", "carbon_forecasts")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STALE_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -432,6 +432,7 @@ class GetFleetResponse(_message.Message):
     CARBON_RATIOS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CARBON_FORECASTS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     nodes: _containers.RepeatedCompositeFieldContainer[_fleet_pb2.NodeStatus]
     stale_nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -439,7 +440,8 @@ class GetFleetResponse(_message.Message):
     carbon_ratios: _containers.RepeatedCompositeFieldContainer[_carbon_pb2.CarbonRatio]
     workers: _containers.RepeatedScalarFieldContainer[str]
     plans_refused: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[_fleet_pb2.NodeStatus, _Mapping]]] = ..., stale_nodes: _Optional[_Iterable[str]] = ..., carbon: _Optional[_Iterable[_Union[_carbon_pb2.CarbonReading, _Mapping]]] = ..., carbon_ratios: _Optional[_Iterable[_Union[_carbon_pb2.CarbonRatio, _Mapping]]] = ..., workers: _Optional[_Iterable[str]] = ..., plans_refused: _Optional[_Iterable[str]] = ...) -> None: ...
+    carbon_forecasts: _containers.RepeatedCompositeFieldContainer[_carbon_pb2.CarbonForecast]
+    def __init__(self, cluster: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[_fleet_pb2.NodeStatus, _Mapping]]] = ..., stale_nodes: _Optional[_Iterable[str]] = ..., carbon: _Optional[_Iterable[_Union[_carbon_pb2.CarbonReading, _Mapping]]] = ..., carbon_ratios: _Optional[_Iterable[_Union[_carbon_pb2.CarbonRatio, _Mapping]]] = ..., workers: _Optional[_Iterable[str]] = ..., plans_refused: _Optional[_Iterable[str]] = ..., carbon_forecasts: _Optional[_Iterable[_Union[_carbon_pb2.CarbonForecast, _Mapping]]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
     __slots__ = ("since", "newest")

@@ -43,6 +43,7 @@ from trefoil.core.plan import (
     Route,
     RouteTarget,
 )
+from trefoil.overview import known
 from trefoil.runtime import codec
 from trefoil.runtime.proc import Identity
 
@@ -273,7 +274,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
 
     monkeypatch.setattr(SystemClient, "explain_request", explained)
     monkeypatch.setattr(SystemClient, "call", lambda _self, method, request: fake.ask(method, request))
-    monkeypatch.setattr(overview, "current_ratio", lambda *_: fake.ratio)
+    monkeypatch.setattr(known, "current_ratio", lambda *_: fake.ratio)
     monkeypatch.setattr(overview, "is_serving", is_serving)
     return fake
 

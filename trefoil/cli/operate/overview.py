@@ -1,7 +1,9 @@
-"""Overview of a running system, as one document and as tables of it: what `trefoil status` and `trefoil top` show."""
+"""Overview of a running system as a document, with what this machine knows of it, and as tables: for `trefoil status`
+and `trefoil top`.
+"""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -9,25 +11,15 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.routing.core.receipts import current_ratio
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.operate.saving import saving_withheld
-from trefoil.cli.output import as_json, failure_lines, grid, slices_text
+from trefoil.cli.output import failure_lines, grid, slices_text
 from trefoil.cli.run.state_directory import SERVICES, Failing, StatePaths
-from trefoil.cli.system_client import (
-    REQUESTS_MIN,
-    ControllerClient,
-    is_serving,
-    receipt_check,
-    saving_since_start,
-    totals_by_family,
-)
-from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.cli.system_client import ControllerClient, is_serving
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import CATALOG, MISSING_MODEL, NodeStatus
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode, floor_missed
-from trefoil.core.plan import RolloutState
-from trefoil.core.units import DAY_S, HOUR_S
+from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
+from trefoil.overview.known import overview_of, read_answers
+from trefoil.overview.totals import REQUESTS_MIN
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
@@ -49,11 +41,11 @@ SERVED_COLUMNS: Final = (
 )  # fmt: skip
 
 
-async def gather_overview(system: ControllerClient) -> dict[str, Any]:
-    """All that is shown, as JSON values; what the controller or Redis would say is left out while they do not answer,
-    and `unknown` says so."""
+async def gather_overview(system: ControllerClient, decisions: int = 0) -> dict[str, Any]:
+    """All that is shown, as JSON values, with so many of the newest decisions; what the controller or Redis would say
+    is left out while they do not answer, and `unknown` says so."""
     if system.local is None:
-        return dict(ELSEWHERE) | await _gather_known(system)
+        return dict(ELSEWHERE) | overview_of(await read_answers(system, WallClock().now_s(), decisions=decisions))
     launch = system.local.launch
     paths = StatePaths(Path(launch.state_dir))
     healthy = await asyncio.gather(*(is_serving(launch.addresses[n]) for n in SERVICES))
@@ -68,85 +60,10 @@ async def gather_overview(system: ControllerClient) -> dict[str, Any]:
         "set_aside_here": paths.set_aside(),
     }
     try:
-        return found | await _gather_known(system, launch.started_at_s)
+        answers = await read_answers(system, WallClock().now_s(), launch.started_at_s, decisions)
+        return found | overview_of(answers)
     except Unavailable as error:  # the controller or Redis is among those that fail: the rest is shown
         return found | {"unknown": str(error)}
-
-
-async def _gather_known(system: ControllerClient, since_s: float | None = None) -> dict[str, Any]:
-    """What the controller and Redis say. `since_s`: of the saving; None: the last day.
-
-    Raises:
-        Unavailable: one of them does not answer.
-    """
-    answer, served, fleet = await system.plan(), await system.served(), await system.fleet()
-    now_s = WallClock().now_s()
-    report = await system.report(now_s - DAY_S if since_s is None else since_s)
-    totals = totals_by_family(report)
-    ratios: dict[str, CarbonRatio] = {one.series.zone: codec.from_proto(one) for one in fleet.carbon_ratios}
-    readings: list[CarbonReading] = [codec.from_proto(one) for one in fleet.carbon]
-    wanted, max_watts = await system.objectives()  # a plan that stayed still names those that it was made for
-    rows = [_served_row(one) for one in served.served]
-    return {
-        "mode": ActMode(answer.mode).name.lower(),
-        "frozen": answer.frozen,
-        "pinned": answer.pinned,
-        "revision": as_json(answer.plan.revision),
-        "policy": answer.plan.policy,
-        "why": answer.plan.why,
-        "rollout": RolloutState(answer.rollout.state).name.lower(),
-        "rollout_why": answer.rollout.why,
-        "exploring": answer.plan.exploration and not answer.loans,
-        "cluster": fleet.cluster,
-        "nodes": [as_json(node) for node in fleet.nodes],
-        "stale_nodes": list(fleet.stale_nodes),
-        "workers": list(fleet.workers),
-        "plans_refused": list(fleet.plans_refused),
-        "carbon": [as_json(reading) for reading in readings],
-        "carbon_ratio": [
-            {"zone": one.series.zone, "ratio": current_ratio(ratios.get(one.series.zone), one, now_s)}
-            for one in readings
-        ],
-        "carbon_refused": answer.carbon_refused,
-        "disk_trouble": answer.disk_trouble,
-        "models_refused": list(answer.models_refused),
-        "places_refused": list(answer.places_refused),
-        "agents_unreached": list(answer.agents_unreached),
-        "files_set_aside": list(answer.files_set_aside),
-        "set_aside": list(answer.set_aside),
-        "overrides": list(answer.overrides),
-        "catalog_refused": answer.catalog_refused,
-        "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
-        "receipts": receipt_check(totals),
-        "objectives": [as_json(objective) for objective in wanted],
-        "max_watts": max_watts or None,
-        "served": {"window_s": served.window_s, "by_class": rows},
-        "saving": {
-            "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,
-            "since_start": since_s is not None,
-            **_saving(totals, served, rows, wanted, answer.plan.routes),
-        },
-    }
-
-
-def _saving(
-    totals: Mapping[str, Sequence[Mapping[str, float]]],
-    served: Any,
-    rows: Sequence[Mapping[str, Any]],
-    wanted: Iterable[Objective],
-    routes: Iterable[Any],
-) -> dict[str, Any]:
-    """Saving by these hours, and why it is none to be shown; accuracies of variants are those of the plan's routes."""
-    accuracies = {(route.family, target.variant): target.accuracy for route in routes for target in route.targets}
-    withheld = saving_withheld(totals, rows, {one.family: one for one in wanted}, accuracies)
-    found = {**saving_since_start(totals), "basis": served.base_basis, "unknown": served.base_unknown}
-    return found | {"withheld": withheld} | ({"saving_pct": None} if withheld else {})
-
-
-def _served_row(one: Any) -> dict[str, Any]:
-    """Values of a `Served` message; what is unset is None."""
-    fields = one.DESCRIPTOR.fields
-    return {f.name: getattr(one, f.name) if not f.has_presence or one.HasField(f.name) else None for f in fields}
 
 
 def devices_table(node: NodeStatus) -> Table:
