@@ -297,6 +297,14 @@ def launch_token(launch: Launch) -> str | None:
     return read_secret_file(Path(launch.token_file), "token_file") if launch.token_file else None
 
 
+def page_link(launch: Launch) -> str:
+    """Link to the live page of a running system, with its token; "" where it has none."""
+    if not launch.page:
+        return ""
+    token = read_secret_file(StatePaths(Path(launch.state_dir)).read_token, "read_token")
+    return f"http://{launch.page}/?token={token}"
+
+
 def token_at(address: str, state_dir: Path) -> str | None:
     """Token of the system that runs in a state directory, if one of its services listens at this address; else None."""
     try:

@@ -16,8 +16,8 @@ from trefoil.runtime import codec
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """Answers of a controller that an overview is made of. `since_s`: of the saving; None: the last day."""
+class ControllerAnswers:
+    """ControllerAnswers of a controller that an overview is made of. `since_s`: of the saving; None: the last day."""
 
     plan: Any
     served: Any
@@ -32,7 +32,7 @@ class Answers:
 
 async def read_answers(
     controller: ControllerReads, now_s: float, since_s: float | None = None, decisions: int = 0
-) -> Answers:
+) -> ControllerAnswers:
     """Ask a controller for all that an overview shows, with so many of the newest decisions.
 
     Raises:
@@ -42,10 +42,10 @@ async def read_answers(
     report = await controller.report(now_s - DAY_S if since_s is None else since_s)
     wanted, max_watts = await controller.objectives()  # a plan that stayed still names those that it was made for
     newest = await controller.newest_decisions(decisions) if decisions else None
-    return Answers(plan, served, fleet, report, wanted, max_watts, newest, now_s, since_s)
+    return ControllerAnswers(plan, served, fleet, report, wanted, max_watts, newest, now_s, since_s)
 
 
-def overview_of(answers: Answers) -> dict[str, Any]:
+def overview_of(answers: ControllerAnswers) -> dict[str, Any]:
     """Overview from a controller's answers; pure, so that it may be made in a thread."""
     answer, served, fleet, report = answers.plan, answers.served, answers.fleet, answers.report
     totals = totals_by_family(report)
@@ -116,6 +116,12 @@ def _saving(
     withheld = saving_withheld(totals, rows, {one.family: one for one in wanted}, accuracies)
     found = {**saving_since_start(totals), "basis": served.base_basis, "unknown": served.base_unknown}
     return found | {"withheld": withheld} | ({"saving_pct": None} if withheld else {})
+
+
+def saving_unknown(saving: Mapping[str, Any]) -> str:
+    """Why the saving of an overview is no figure."""
+    unmetered = "nothing is metered" if saving["grams"] is None else "a part of the time had no model"
+    return saving["withheld"] or saving["unknown"] or unmetered
 
 
 def _served_row(one: Any) -> dict[str, Any]:

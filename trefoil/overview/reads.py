@@ -1,5 +1,6 @@
 """Questions to a controller that change nothing."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from protos.controller.v1 import controller_pb2
@@ -8,12 +9,12 @@ from trefoil.core.plan import DecisionRecord
 from trefoil.runtime import codec
 
 
-class ControllerReads:
+class ControllerReads(ABC):
     """Questions to a controller; a subclass says how they reach it."""
 
+    @abstractmethod
     async def call(self, method: str, request: Any) -> Any:
         """Call an RPC of the controller; raises the TrefoilError that it met."""
-        raise NotImplementedError
 
     async def plan(self) -> Any:
         """The plan in force (GetPlanResponse: plan, rollout, mode, frozen, pinned)."""

@@ -12,28 +12,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.output import failure_lines, grid, slices_text
+from trefoil.cli.output import grid, slices_text
 from trefoil.cli.run.state_directory import SERVICES, Failing, StatePaths
-from trefoil.cli.system_client import ControllerClient, is_serving
+from trefoil.cli.system_client import ControllerClient, is_serving, page_link
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import CATALOG, MISSING_MODEL, NodeStatus
-from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
-from trefoil.overview.known import overview_of, read_answers
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.objective import Objective
+from trefoil.overview.known import overview_of, read_answers, saving_unknown
+from trefoil.overview.served import promises
 from trefoil.overview.totals import REQUESTS_MIN
+from trefoil.overview.troubles import known_trouble_lines
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 UNKNOWN: Final = "-"
-TROUBLES: Final = (
-    "disk: ",
-    "plan: ",
-    "unproven: ",
-    MISSING_MODEL,
-    f"{CATALOG}: ",
-)  # of what a node lacks, what keeps it from following plans
 ELSEWHERE: Final[Mapping[str, Any]] = {
-    "state_dir": "", "inference": "", "rest": "", "services": {"controller": True}, "metrics": {}, "failing": {},
-    "set_aside_here": [],
+    "state_dir": "", "inference": "", "rest": "", "page": "", "services": {"controller": True}, "metrics": {},
+    "failing": {}, "set_aside_here": [],
 }  # fmt: skip
 """Of a system that was not started here: what its supervisor would know."""
 SERVED_COLUMNS: Final = (
@@ -54,6 +49,7 @@ async def gather_overview(system: ControllerClient, decisions: int = 0) -> dict[
         "state_dir": launch.state_dir,
         "inference": launch.addresses["inference"],
         "rest": launch.addresses.get("rest", ""),
+        "page": page_link(launch),
         "services": dict(zip(SERVICES, healthy, strict=True)),
         "metrics": {name: f"http://{address}/metrics" for name, address in launch.metrics.items()},
         "failing": {name: asdict(one) for name, one in paths.failing().items()},
@@ -76,11 +72,6 @@ def devices_table(node: NodeStatus) -> Table:
     return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
 
 
-def nodes_of(found: Mapping[str, Any]) -> list[NodeStatus]:
-    """Nodes of an overview."""
-    return [codec.from_plain(NodeStatus, node) for node in found["nodes"]]
-
-
 def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     """What does not work, a line each."""
     lines = [failing_text(name, Failing(**one), now_s) for name, one in found["failing"].items()]
@@ -90,25 +81,7 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     ]
     if "unknown" in found:
         return lines
-    lines += [f"{node} is silent: what stands there is of then" for node in found["stale_nodes"]]
-    for node in nodes_of(found):
-        lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(TROUBLES)]
-    lines += failure_lines(nodes_of(found))
-    lines += [f"plan refused: {refusal}" for refusal in found["plans_refused"]]
-    if found["rollout"] == "halted":
-        lines.append(f"the rollout is halted: {found['rollout_why']}")
-    if found["carbon_refused"]:
-        lines.append(f"carbon is not planned by: {found['carbon_refused']}")
-    lines += [f"planned around, {refused}" for refused in found["models_refused"] + found["places_refused"]]
-    if found["catalog_refused"]:
-        lines.append(f"controller: the model repository as it was read before stays: {found['catalog_refused']}")
-    lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
-    lines += [f"controller: {line}" for line in found["files_set_aside"]]
-    lines += [f"not believed, {line}" for line in found["set_aside"]]
-    lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
-    if found["disk_trouble"]:
-        lines.append(f"nothing new is decided: {found['disk_trouble']}")
-    return lines
+    return lines + known_trouble_lines(found)
 
 
 def failing_text(name: str, failing: Failing, now_s: float) -> str:
@@ -156,22 +129,17 @@ def served_table(found: Mapping[str, Any]) -> Table:
 
 
 def _served_cells(one: Mapping[str, Any], objective: Objective | None) -> tuple[str, ...]:
-    whole = not one["slo_class"]
-    asked = objective.slo_quantile if objective is not None else 0.0
-    floor = objective.min_accuracy if objective is not None else 0.0
-    attained, accuracy = one["slo_attainment"], one["accuracy"]
-    in_slo = _marked(_shown(attained, "{:.1%}"), attained is not None and attained < asked)
-    right = _shown(accuracy, "{:.4f}")
-    if objective is not None and floor and whole:
-        budget = objective.mode == ObjectiveMode.BUDGET  # of a mean over a day or so: a minute alone cannot miss it
-        right = _marked(right, not budget and accuracy is not None and floor_missed(accuracy, floor))
-        right += f" ({floor:.4f})"
+    whole, promised = not one["slo_class"], promises(one, objective)
+    in_slo = _marked(_shown(one["slo_attainment"], "{:.1%}"), promised.late)
+    right = _shown(one["accuracy"], "{:.4f}")
+    if promised.floor and whole:
+        right = f"{_marked(right, promised.inaccurate)} ({promised.floor:.4f})"
     return (
         escape(one["family"]) if whole else "",
         escape(one["slo_class"]),
         _shown(one["rate_per_s"], "{:.1f}"),
         _shown(one["latency_ms_p95"], "{:.1f} ms") + f" ({one['slo_ms']:g} ms)",
-        f"{in_slo} ({asked:.1%})" if asked else in_slo,
+        f"{in_slo} ({promised.asked:.1%})" if promised.asked else in_slo,
         right,
         _shown(one["joules_per_request"], "{:.2f}"),
         _shown(one["grams_per_request"], "{:.3f}", 1000.0),
@@ -182,14 +150,11 @@ def saving_lines(found: Mapping[str, Any]) -> list[str]:
     """What was saved since the start, and what that rests on."""
     saving = found["saving"]
     took, base = _cost_text(saving["grams"], saving["joules"]), _cost_text(saving["base_grams"], saving["base_joules"])
-    why = (
-        saving["withheld"]
-        or saving["unknown"]
-        or ("nothing is metered" if saving["grams"] is None else "a part of the time had no model")
-    )
     pct = saving["saving_pct"]
     against = (
-        f"{pct:+.1f} % against modelled BASE ({base}), as it ran" if pct is not None else f"no saving is shown: {why}"
+        f"{pct:+.1f} % against modelled BASE ({base}), as it ran"
+        if pct is not None
+        else f"no saving is shown: {saving_unknown(saving)}"
     )
     since = f"since {format_time(saving['since_s'])}{', the hour of the start' if saving['since_start'] else ''}"
     lines = [f"{since}: {saving['requests']:,} requests, {took}; {against}"]

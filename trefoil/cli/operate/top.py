@@ -16,7 +16,6 @@ from trefoil.cli.operate.overview import (
     carbon_lines,
     devices_table,
     gather_overview,
-    nodes_of,
     saving_lines,
     served_table,
     trouble_lines,
@@ -25,6 +24,7 @@ from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system, connect
 from trefoil.core.errors import InvalidInput
+from trefoil.overview.troubles import nodes_of
 from trefoil.runtime.clock import WallClock
 
 DECISIONS_SHOWN: Final = 5

@@ -24,7 +24,6 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from trefoil import direct
-from trefoil.cli.output import failure_lines
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
@@ -34,6 +33,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePat
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import StartError, TrefoilError, Unavailable, system_words
+from trefoil.overview.troubles import failure_lines
 from trefoil.runtime import config
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.proc import Identity

@@ -152,6 +152,7 @@ class Ports(Settings):
     controller_admin: int = 8102  # ... of the controller
     power_agent_admin: int = 8103  # ... of the agent
     dispatcher_admin: int = 8104  # ... of the dispatcher
+    page: int = 8106  # live page for a browser; 0 = none
     carbon_feed_metrics: int = 8111  # metrics of the feed
     controller_metrics: int = 8112  # ... of the controller
     power_agent_metrics: int = 8113  # ... of the agent

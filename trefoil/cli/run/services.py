@@ -206,9 +206,10 @@ def profile_overrides(system: System) -> dict[str, Path]:
 
 
 def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
-    """Make a launch: where everything will listen, with a fresh Redis password and a fresh token, which is written, as
+    """Make a launch: where everything will listen, with a fresh Redis password and fresh tokens, which are written, as
     are the keys of plans."""
-    write_private(paths.token, f"{secrets.token_urlsafe(32)}\n")
+    for secret in (paths.token, paths.read_token):
+        write_private(secret, f"{secrets.token_urlsafe(32)}\n")
     if not paths.plan_key.exists():
         write_private(paths.plan_key, f"{secrets.token_hex(32)}\n")
     plan_key = config.read_secret_file(paths.plan_key, plan_keys.FIELD)
@@ -234,6 +235,7 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
         started_at_s=now_s,
         triton_ports=(ports.triton_base, ports.triton_base + triton_ports(system)),
         token_file=str(paths.token),
+        page=f"{LOOPBACK}:{ports.page}" if ports.page else "",
     )
 
 
@@ -448,6 +450,8 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
     """Settings of the controller: policy and objectives; floors are absolute, from the best variant of each family."""
     feed = feed_settings(system)
     return _common_settings("controller", system, launch, paths.folder("controller")) | {
+        "read_token_file": str(paths.read_token),
+        "page_address": launch.page,
         "policy": system.policy,
         "planner": system.planner,
         "forecaster": system.forecaster,
