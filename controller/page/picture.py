@@ -104,6 +104,7 @@ def _device(device: DeviceStatus, colours: Mapping[str, int]) -> dict[str, Any]:
     asleep = device.state in (DeviceState.ASLEEP, DeviceState.FALLING_ASLEEP)
     standing = [one for one in device.slices if one.key.slice_type and one.state is not SliceState.GONE]
     whole = device.type.largest.memory_slices if device.type.slice_types else 0
+    boxes = [_slice(one, whole, colours) for one in sorted(standing, key=lambda one: one.key.start)]
     return {
         "name": device.device,
         "type": device.type.name,
@@ -112,7 +113,8 @@ def _device(device: DeviceStatus, colours: Mapping[str, int]) -> dict[str, Any]:
         "lost": not device.usable,
         "clock": f"{device.clock_mhz} MHz" if device.clock_mhz else "",
         "power": f"{device.power_w:.0f} W",
-        "slices": [_slice(one, whole, colours) for one in sorted(standing, key=lambda one: one.key.start)],
+        "slices": boxes,
+        "free": max(0, PARTS - sum(box["parts"] for box in boxes)),
     }
 
 
@@ -139,7 +141,7 @@ def _decision(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "at": _clock_time(row["at_s"]),
         "trigger": row["trigger"],
-        "why": row["why"].partition(";")[0],
+        "why": row["why"].partition(";")[0].removeprefix(f"{row['trigger']}: "),
         "plan": row["plan"],
         "came": row["came_of_it"],
     }
