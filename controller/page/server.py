@@ -20,6 +20,8 @@ CONNECTIONS_MAX: Final = 96
 """More are closed at once: descriptors are for the cluster."""
 SILENT_S: Final = 10
 """After it a connection goes that asks nothing."""
+ASKED_BYTES_MAX: Final = 65_536
+"""After as many bytes from its client a connection goes: a browser asks a few times a connection, and sends no body."""
 STOP_S: Final = 1.0
 STALLED_S: Final = 15.0
 """After it a connection goes whose viewer takes no more bytes."""
@@ -29,6 +31,7 @@ class PageConnection(HttpToolsProtocol):
     """HTTP connection that neither silence nor a viewer who does not read holds open."""
 
     _stalled: asyncio.TimerHandle | None = None
+    _asked_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection while there is room, for as long as it asks something."""
@@ -37,6 +40,14 @@ class PageConnection(HttpToolsProtocol):
             return
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(SILENT_S, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends, up to a bound."""
+        self._asked_bytes += len(data)
+        if self._asked_bytes > ASKED_BYTES_MAX:
+            self.transport.abort()
+            return
+        super().data_received(data)
 
     def pause_writing(self) -> None:
         """Note that the viewer takes no more bytes."""

@@ -16,7 +16,7 @@ import pytest
 from controller.page import frames, server
 from controller.page.frames import VIEWERS_MAX, OwnReads
 from controller.page.picture import DEVICES_SHOWN, picture
-from controller.page.server import CONNECTIONS_MAX, PageComponent
+from controller.page.server import ASKED_BYTES_MAX, CONNECTIONS_MAX, PageComponent
 from controller.service import LeaderAnswers
 from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2 as pb
@@ -361,6 +361,17 @@ async def test_a_connection_that_asks_nothing_goes(tmp_path: Path, monkeypatch: 
         async with asyncio.timeout(20):
             assert await silent.read() == b""
         writer.close()
+
+
+async def test_a_request_without_an_end_is_cut(tmp_path: Path) -> None:
+    async with served(Controller(), tmp_path) as (client, page):
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(b"GET / HTTP/1.1\r\nx: " + b"y" * (ASKED_BYTES_MAX + 1))
+        async with asyncio.timeout(20):
+            [ended] = await asyncio.gather(reader.read(), return_exceptions=True)
+        assert ended == b"" or isinstance(ended, ConnectionError)
+        writer.close()
+        assert (await client.get("/")).status_code == 200
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
