@@ -89,6 +89,11 @@ class StoredReads:
             simulated=any(node.simulated for node in self._observation.inputs.nodes.values()),
             embodied_lifetime_years=self._settings.embodied_lifetime_years,
             embodied_unknown=self._embodied_unknown(),
+            accuracies={
+                f"{family.name}/{variant.name}": variant.accuracy
+                for family in self._observation.catalog.families
+                for variant in family.variants
+            },
         )
         starts = [starts_s for _, starts_s, _ in found]
         response.since.FromSeconds(int(min(starts, default=since_s // HOUR_S * HOUR_S)))

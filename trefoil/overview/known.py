@@ -91,7 +91,7 @@ def overview_of(answers: ControllerAnswers) -> dict[str, Any]:
         "saving": {
             "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,
             "since_start": since_s is not None,
-            **_saving(totals, served, rows, answers.objectives, answer.plan.routes),
+            **_saving(totals, served, rows, answers.objectives, report.accuracies),
         },
     }
     if answers.decisions is not None:
@@ -109,10 +109,10 @@ def _saving(
     served: Any,
     rows: Sequence[Mapping[str, Any]],
     wanted: Iterable[Objective],
-    routes: Iterable[Any],
+    known: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Saving by these hours, and why it is none to be shown; accuracies of variants are those of the plan's routes."""
-    accuracies = {(route.family, target.variant): target.accuracy for route in routes for target in route.targets}
+    """Saving by these hours, and why it is none to be shown; `known`: accuracies by `family/variant`."""
+    accuracies = {(name.partition("/")[0], name.partition("/")[2]): value for name, value in known.items()}
     withheld = saving_withheld(totals, rows, {one.family: one for one in wanted}, accuracies)
     found = {**saving_since_start(totals), "basis": served.base_basis, "unknown": served.base_unknown}
     return found | {"withheld": withheld} | ({"saving_pct": None} if withheld else {})

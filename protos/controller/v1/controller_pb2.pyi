@@ -483,17 +483,26 @@ class FamilyHour(_message.Message):
     def __init__(self, family: _Optional[str] = ..., starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetReportResponse(_message.Message):
-    __slots__ = ("since", "until", "hours", "simulated", "embodied_lifetime_years", "embodied_unknown")
+    __slots__ = ("since", "until", "hours", "simulated", "embodied_lifetime_years", "embodied_unknown", "accuracies")
+    class AccuraciesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     HOURS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     EMBODIED_LIFETIME_YEARS_FIELD_NUMBER: _ClassVar[int]
     EMBODIED_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    ACCURACIES_FIELD_NUMBER: _ClassVar[int]
     since: _timestamp_pb2.Timestamp
     until: _timestamp_pb2.Timestamp
     hours: _containers.RepeatedCompositeFieldContainer[FamilyHour]
     simulated: bool
     embodied_lifetime_years: float
     embodied_unknown: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[FamilyHour, _Mapping]]] = ..., simulated: _Optional[bool] = ..., embodied_lifetime_years: _Optional[float] = ..., embodied_unknown: _Optional[_Iterable[str]] = ...) -> None: ...
+    accuracies: _containers.ScalarMap[str, float]
+    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[FamilyHour, _Mapping]]] = ..., simulated: _Optional[bool] = ..., embodied_lifetime_years: _Optional[float] = ..., embodied_unknown: _Optional[_Iterable[str]] = ..., accuracies: _Optional[_Mapping[str, float]] = ...) -> None: ...
