@@ -154,7 +154,16 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
         ControlComponent(loop, reader, leadership, agents, accountant, files),
         CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
         ServerComponent(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics, tls=tls)),
+        *_page(settings, servicer, clock),
     )
+
+
+def _page(settings: ControllerSettings, servicer: LeaderAnswers, clock: Clock) -> Sequence[Component]:
+    if not settings.page_address:
+        return ()
+    from controller.page.server import PageComponent  # brings the packages of a web server
+
+    return (PageComponent(settings, servicer, clock),)
 
 
 def _stated(files: CatalogFiles) -> dict[str, str]:

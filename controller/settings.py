@@ -339,6 +339,8 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     """Settings of `python -m controller`."""
 
     admin_address: str = "127.0.0.1:8102"
+    page_address: str = ""
+    """host:port of the live page, which asks for the tokens of the admin server; empty = none."""
     tick_s: float = Field(default=0.5, gt=0)
     start_s: float = Field(default=3.0, ge=0)
     measure_s: float = Field(default=10.0, gt=0)

@@ -9,7 +9,7 @@ from controller.observe.core.observation import Observation
 from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2 as pb
 from trefoil.core import errors
-from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading
 from trefoil.core.demand import TableAck
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import DecisionRecord
@@ -19,6 +19,7 @@ from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import State
 
 PAGE: Final = 100
+FORECAST_BANDS: Final = 96
 HOUR: Final = "%Y%m%d%H"  # of the keys of totals
 
 
@@ -36,6 +37,9 @@ class StoredReads:
         ratios = [
             await self._state.get(keys.carbon_ratio(reading.series), CarbonRatio) for reading in readings.values()
         ]
+        forecasts = [
+            await self._state.get(keys.carbon_forecast(reading.series), CarbonForecast) for reading in readings.values()
+        ]
         acks = await self._state.scan(keys.ack_prefix(), TableAck)
         return pb.GetFleetResponse(
             cluster=self._settings.cluster,
@@ -43,6 +47,7 @@ class StoredReads:
             stale_nodes=sorted(self._observation.fleet(self._clock.now_s()).stale),
             carbon=[codec.to_proto(readings[key]) for key in sorted(readings)],
             carbon_ratios=[codec.to_proto(ratio) for ratio in ratios if ratio is not None],
+            carbon_forecasts=[codec.to_proto(_ahead(one, self._clock.now_s())) for one in forecasts if one is not None],
             workers=sorted(f"{ack.dispatcher}:{ack.worker}" for ack in acks.values()),
             plans_refused=[
                 f"worker {ack.dispatcher}:{ack.worker} routes by plan {ack.table}: {ack.refused}"
@@ -84,6 +89,11 @@ class StoredReads:
             simulated=any(node.simulated for node in self._observation.inputs.nodes.values()),
             embodied_lifetime_years=self._settings.embodied_lifetime_years,
             embodied_unknown=self._embodied_unknown(),
+            accuracies={
+                f"{family.name}/{variant.name}": variant.accuracy
+                for family in self._observation.catalog.families
+                for variant in family.variants
+            },
         )
         starts = [starts_s for _, starts_s, _ in found]
         response.since.FromSeconds(int(min(starts, default=since_s // HOUR_S * HOUR_S)))
@@ -101,6 +111,12 @@ def _brief(record: DecisionRecord) -> DecisionRecord:
     """Without what was known then and what the planner remembered: thousands of bytes each."""
     versions = {name: value for name, value in record.versions.items() if name != "memory"}
     return replace(record, view_json="", versions=versions)
+
+
+def _ahead(forecast: CarbonForecast, now_s: float) -> CarbonForecast:
+    """The intervals of a forecast that have not ended, the next FORECAST_BANDS of them."""
+    bands = tuple(band for band in forecast.bands if band.ends_at_s > now_s)
+    return replace(forecast, bands=bands[:FORECAST_BANDS])
 
 
 def _hour_starts_s(hour: str) -> float | None:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,10 +38,13 @@ def page(title: str, subtitle: str, simulated: str, cards: Sequence[Card], about
 
 def render(template: str, **values: Any) -> str:
     """Text of a template."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(TEMPLATES)
-    undefined = jinja2.StrictUndefined
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=undefined, trim_blocks=True)
-    return environment.get_template(template).render(**values)
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
 
 
 def svg_of(figure: "Figure", **options: Any) -> str:

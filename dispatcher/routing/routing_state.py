@@ -16,7 +16,6 @@ from dispatcher.routers import ROUTERS
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core import routing_table as tables
 from dispatcher.routing.core.membership import Membership, WorkerId
-from dispatcher.routing.core.receipts import current_ratio
 from dispatcher.routing.core.routing_table import Endpoint, RoutingTable
 from dispatcher.routing.core.sequences import Pin, Sequences
 from dispatcher.routing.request_parameters import RequestParameters
@@ -25,7 +24,7 @@ from dispatcher.routing.slices import SliceConnections
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Ejections, Place
 from dispatcher.slice_health.core.outliers import SlowStart
-from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.core.carbon import CarbonRatio, CarbonReading, current_ratio
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.fleet import NodeStatus, SliceKey

@@ -103,20 +103,41 @@ class Confinement:
         """
         if not self.uid_base:
             return Confined()
-        first = self.uid_base + int(launch.grpc_target.rpartition(":")[2])
-        taken = proc.users()
-        uid = next((uid for uid in range(first, first + UID_RANGE * UID_RANGES, UID_RANGE) if uid not in taken), 0)
-        if not uid:
-            raise StartError(
-                f"process {taken[first].pid} runs as user {first}, others as the same in {UID_RANGES - 1} ranges above",
-                field="triton_uid_base",
-                value=self.uid_base,
-                remedy=f"give this agent another range of {UID_RANGE:,} users",
-            )
+        uid = free_user(self.uid_base, int(launch.grpc_target.rpartition(":")[2]), proc.users())
         make_readable(launch.repository)
         hidden = (*OWN, *([str(self.state_dir.resolve())] if self.state_dir else ()))
         files = [path for path in launch.repository.rglob("*") if path.is_file()]
         return Confined(uid, tuple(map(str, needed_paths(launch))), hidden, tuple(map(str, files)))
+
+
+def refuse_taken_users(uid_base: int, ports: Iterable[int]) -> None:
+    """Check that Tritons on these ports can have users of their own, where this process may give them any.
+
+    Raises:
+        StartError: other processes run as each user that one of them could have.
+    """
+    if os.geteuid() == 0:
+        taken = proc.users()
+        for port in ports:
+            free_user(uid_base, port, taken)
+
+
+def free_user(uid_base: int, port: int, taken: Mapping[int, proc.Identity]) -> int:
+    """User for the Triton on a port: of the first range in which no process runs as it.
+
+    Raises:
+        StartError: other processes run as each user that it could have.
+    """
+    first = uid_base + port
+    for uid in range(first, first + UID_RANGE * UID_RANGES, UID_RANGE):
+        if uid not in taken:
+            return uid
+    raise StartError(
+        f"process {taken[first].pid} runs as user {first}, others as the same in {UID_RANGES - 1} ranges above",
+        field="triton_uid_base",
+        value=uid_base,
+        remedy=f"stop what runs there, or set another range of {UID_RANGE:,} users",
+    )
 
 
 def _opened(path: Path, instead: Path | None) -> int:

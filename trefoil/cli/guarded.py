@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 from trefoil.core.errors import TrefoilError, in_one_line
 
 EXIT_ERROR: Final = 2
-COMMAND_PACKAGES: Final = ("jinja2", "matplotlib", "plotext", "textual")
+COMMAND_PACKAGES: Final = ("matplotlib", "plotext", "textual")
 """Packages of requirements/main.in that are not in services.in."""
 
 
@@ -29,7 +29,7 @@ class Guarded(TyperGroup):
             if (missing := (error.name or "").partition(".")[0]) not in COMMAND_PACKAGES:
                 raise
             typer.echo(
-                f"trefoil: {missing} is not installed: the services' image holds no charts, pages nor live view. "
+                f"trefoil: {missing} is not installed: the services' image holds neither charts nor live view. "
                 "Remedy: give this command where Trefoil is installed by pip, with --controller", err=True,
             )  # fmt: skip
             raise typer.Exit(EXIT_ERROR) from error

@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, ParamSpec, TypeVar
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trefoil.core.errors import SettingError, system_error
-from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceState, failures
+from trefoil.core.fleet import DeviceStatus, SliceState
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
@@ -129,11 +129,6 @@ def slices_text(device: DeviceStatus) -> str:
         if slice_.key is not None and slice_.state is not SliceState.GONE
     ]
     return count_equal(parts)
-
-
-def failure_lines(nodes: Iterable[NodeStatus]) -> list[str]:
-    """Slices that have failed, a line for each reason."""
-    return [f"{', '.join(names)} failed: {why}" for why, names in failures(nodes).items()]
 
 
 def count_equal(parts: Sequence[str]) -> str:

@@ -23,11 +23,10 @@ from trefoil import direct
 from trefoil.cli.options import SystemAddress
 from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import CarbonReading
-from trefoil.core.demand import PROBE_TENANT
 from trefoil.core.errors import NotFound, SettingError, StartError, TrefoilError, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
-from trefoil.core.plan import DecisionRecord
+from trefoil.overview.reads import ControllerReads
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import read_secret_file
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 
 RPC_TIMEOUT_S: Final = 10.0
 HEALTH_TIMEOUT_S: Final = 1.0
-RECEIPT_HOURS: Final = 2
-REQUESTS_MIN: Final = 200
-"""Requests of clients from which on a saving, or receipts against the meter, is shown as a figure."""
 TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
 TOKEN_FILE_VARIABLE: Final = "TREFOIL_TOKEN_FILE"
 TLS_VARIABLES: Final = ("TREFOIL_TLS_CERTIFICATE", "TREFOIL_TLS_KEY", "TREFOIL_TLS_CA")
@@ -51,7 +47,7 @@ REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 T = TypeVar("T")
 
 
-class ControllerClient:
+class ControllerClient(ControllerReads):
     """Connections to a system's controllers, for the length of one command."""
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
@@ -112,14 +108,6 @@ class ControllerClient:
             )
         return names[0]
 
-    async def plan(self) -> Any:
-        """The plan in force (GetPlanResponse: plan, rollout, mode, frozen, pinned)."""
-        return await self.call("GetPlan", controller_pb2.GetPlanRequest())
-
-    async def explain(self, family: str) -> Any:
-        """Why a family's plan is what it is (ExplainResponse)."""
-        return await self.call("Explain", controller_pb2.ExplainRequest(family=family))
-
     async def explain_request(self, channel: grpc.aio.Channel, family: str, params: Mapping[str, str]) -> Any:
         """How a dispatcher's targets stand for a request with these parameters (ExplainRequestResponse)."""
         request = dispatcher_pb2.ExplainRequestRequest(family=family, params=params)
@@ -144,11 +132,6 @@ class ControllerClient:
         answer = await self.call("SetObjectives", controller_pb2.SetObjectivesRequest(objectives=[change]))
         return codec.from_proto(answer.objectives[0]), answer.degraded
 
-    async def objectives(self, family: str = "") -> tuple[list[Objective], float]:
-        """Objectives in force by family (of one, if named), and the cap on the fleet's planned power [W], 0 = none."""
-        answer = await self.call("GetObjectives", controller_pb2.GetObjectivesRequest(family=family))
-        return [codec.from_proto(each) for each in answer.objectives], answer.max_watts
-
     async def set_objectives(
         self, objectives: Sequence[Objective], max_watts: float | None, reset_max_watts: bool = False
     ) -> Any:
@@ -164,33 +147,6 @@ class ControllerClient:
             objectives=changed, max_watts=max_watts, reset_max_watts=reset_max_watts
         )
         return await self.call("SetObjectives", request)
-
-    async def fleet(self) -> Any:
-        """Nodes as their agents publish them, carbon now, workers (GetFleetResponse)."""
-        return await self.call("GetFleet", controller_pb2.GetFleetRequest())
-
-    async def served(self) -> Any:
-        """What was served of late, by family and class (GetServedResponse)."""
-        return await self.call("GetServed", controller_pb2.GetServedRequest())
-
-    async def decisions_since(self, at_s: float) -> list[DecisionRecord]:
-        """Decisions that are kept and were taken at a time [UTC s] or later, oldest first."""
-        return await self._decisions(controller_pb2.ListDecisionsRequest(), at_s)
-
-    async def newest_decisions(self, count: int) -> list[DecisionRecord]:
-        """The newest decisions that are kept, oldest first."""
-        return await self._decisions(controller_pb2.ListDecisionsRequest(newest=count), 0.0)
-
-    async def _decisions(self, request: Any, since_s: float) -> list[DecisionRecord]:
-        request.since.FromNanoseconds(round(since_s * 1e9))
-        return [codec.from_proto(one) for one in (await self.call("ListDecisions", request)).decisions]
-
-    async def report(self, since_s: float, until_s: float = 0.0) -> Any:
-        """Books of the hours since a time [UTC s] (GetReportResponse); `until_s` 0: now."""
-        request = controller_pb2.GetReportRequest()
-        request.since.FromNanoseconds(round(since_s * 1e9))
-        request.until.FromNanoseconds(round(until_s * 1e9))
-        return await self.call("GetReport", request)
 
 
 class SystemClient(ControllerClient):
@@ -252,56 +208,6 @@ async def is_serving(address: str, service: str = "") -> bool:
 def is_silence(error: TrefoilError) -> bool:
     """Whether nobody has answered at all."""
     return str(error).startswith(("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"))
-
-
-def totals_by_family(report: Any) -> dict[str, list[dict[str, float]]]:
-    """Totals of each family in its hours, oldest first, of a GetReportResponse."""
-    found: dict[str, list[dict[str, float]]] = {}
-    for hour in report.hours:
-        found.setdefault(hour.family, []).append(dict(hour.sums))
-    return found
-
-
-def own_requests(hour: Mapping[str, float]) -> float:
-    """Requests of an hour's totals that clients sent: not the probes of Trefoil itself."""
-    return hour.get("requests", 0.0) - hour.get(f"tenant_requests:{PROBE_TENANT}", 0.0)
-
-
-def receipt_check(totals: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """Energy by family as receipts sum it and as it was metered [J], in the hour under way and the one before.
-
-    `residual`: receipts over metered, less 1; None where clients were answered nothing, or nothing was metered.
-    """
-    found = []
-    for family, hours in totals.items():
-        recent = hours[-RECEIPT_HOURS:]
-        answered = sum(map(own_requests, recent))
-        receipt_j, active_j = (
-            sum(hour.get(name, 0.0) for hour in recent) for name in ("receipt_joules", "active_joules")
-        )
-        residual = receipt_j / active_j - 1 if active_j and answered else None
-        one = {"receipt_j": receipt_j, "active_j": active_j, "residual": residual}
-        found.append({"family": family, "answered": round(answered), **one})
-    return found
-
-
-def saving_since_start(totals: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """What all families took since the launch, and what modelled BASE would have for the same answers in the same time.
-
-    Only of the time that was metered. `saving_pct` of grams; None where one of the two is not known.
-    """
-    sums = dict.fromkeys(("requests", "unmeasured_s", "base_unknown_s"), 0.0)
-    for hours in totals.values():
-        for hour in hours:
-            for name, value in hour.items():
-                sums[name] = sums.get(name, 0.0) + value
-    names = ("joules", "grams", "base_joules", "base_grams")
-    modelled = not sums["base_unknown_s"]
-    found = {n: sums[n] if n in sums and (modelled or not n.startswith("base")) else None for n in names}
-    grams, base = found["grams"], found["base_grams"]
-    saving_pct = 100 * (1 - grams / base) if grams is not None and base else None
-    counts = {"requests": round(sums["requests"]), "unmeasured_s": sums["unmeasured_s"]}
-    return counts | found | {"saving_pct": saving_pct}
 
 
 @asynccontextmanager
@@ -389,6 +295,14 @@ def launch_token(launch: Launch) -> str | None:
         SettingError: this user may not read it.
     """
     return read_secret_file(Path(launch.token_file), "token_file") if launch.token_file else None
+
+
+def page_link(launch: Launch) -> str:
+    """Link to the live page of a running system, with its token; "" where it has none."""
+    if not launch.page:
+        return ""
+    token = read_secret_file(StatePaths(Path(launch.state_dir)).read_token, "read_token")
+    return f"http://{launch.page}/?token={token}"
 
 
 def token_at(address: str, state_dir: Path) -> str | None:

@@ -52,6 +52,8 @@ class Rung(IntEnum):
     """The last accepted value beyond its age limit: nothing else is known."""
 
 
+STALE_INTERVALS: Final = 2
+"""Intervals after whose end a reading, or a ratio of it, is called stale."""
 RUNGS: Final = tuple(rung.name.lower() for rung in Rung)
 
 
@@ -147,6 +149,15 @@ class CarbonRatio:
     window: str = ""
     samples: int = 0
     observed_at_s: float = 0.0
+
+
+def current_ratio(found: CarbonRatio | None, reading: CarbonReading | None, now_s: float) -> float | None:
+    """Carbon intensity over its mean that holds at a time [UTC s]; None: unknown, or too old to go by (as old as
+    receipts call a reading stale)."""
+    if found is None or reading is None or found.series != reading.series:
+        return None
+    interval_s = reading.ends_at_s - reading.starts_at_s
+    return found.cir if now_s - found.observed_at_s <= STALE_INTERVALS * interval_s else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ FLAGS_AT: Final = 6
 CODE_AT: Final = 23
 SPANS_AT: Final = {"cmdline": (45, 46), "environ": (47, 48)}
 NO_MEMORY: Final = 0x00200000 | 0x00000004  # a thread of the kernel; one that is exiting
+LISTENS: Final = "0A"  # state of a socket in /proc/net/tcp
 EXEC_TRIES: Final = 1000
 EXEC_POLL_S: Final = 0.001
 
@@ -134,6 +135,34 @@ def of_user(uid: int) -> tuple[Identity, ...]:
 def users() -> dict[int, Identity]:
     """Real users of all processes of this host, each with one process that it runs."""
     return {real_uid(stat.pid): stat.identity for stat in living()}
+
+
+def listener(port: int) -> int:
+    """Process that listens on a TCP port of this host; 0 where none does, or it is another user's."""
+    sockets = {inode for table in ("tcp", "tcp6") for inode in _listening(PROC / "net" / table, port)}
+    return next((stat.pid for stat in living() if sockets and sockets & _open_files(stat.pid)), 0)
+
+
+def _listening(table: Path, port: int) -> Iterator[str]:
+    """Sockets of a table that listen on a port, as links of descriptors name them."""
+    try:
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except OSError:  # no IPv6
+        return
+    for row in rows:
+        if row[3] == LISTENS and int(row[1].rpartition(":")[2], 16) == port:
+            yield f"socket:[{row[9]}]"
+
+
+def _open_files(pid: int) -> set[str]:
+    found = set()
+    try:
+        for name in os.listdir(PROC / str(pid) / "fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(PROC / str(pid) / "fd" / name))
+    except OSError:  # gone, or another user's
+        return set()
+    return found
 
 
 def output_of(pid: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from dispatcher.transport.core import kserve_wire
-from trefoil.core.carbon import CarbonRatio, CarbonReading, Quality
+from trefoil.core.carbon import STALE_INTERVALS, CarbonReading, Quality
 from trefoil.core.common import Basis
 from trefoil.core.energy import Receipt, ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
@@ -27,7 +27,6 @@ BASIS: Final = "trefoil_receipt_basis"
 METHOD: Final = "trefoil_receipt_method"
 WRITTEN_MAX: Final = 4096  # receipts whose bytes are remembered
 STALE_S: Final = 60.0  # past this age rates are carried on, and receipts say so
-STALE_INTERVALS: Final = 2  # of a carbon reading
 
 Key = tuple[SliceKey, str, str]  # slice, family, variant
 
@@ -141,12 +140,3 @@ class Receipts:
             source = "simulated" if reading.simulated else reading.quality.name.lower()
             parts.append(f"{reading.intensity_g_per_kwh:g} g/kWh ({source}), PUE {self._published.pue:g}")
         return "; ".join((*parts, *self._stale_reasons))
-
-
-def current_ratio(found: CarbonRatio | None, reading: CarbonReading | None, now_s: float) -> float | None:
-    """Carbon intensity over its mean that holds at a time [UTC s]; None: unknown, or too old to go by (as old as
-    receipts call a reading stale)."""
-    if found is None or reading is None or found.series != reading.series:
-        return None
-    interval_s = reading.ends_at_s - reading.starts_at_s
-    return found.cir if now_s - found.observed_at_s <= STALE_INTERVALS * interval_s else None

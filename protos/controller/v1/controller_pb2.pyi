@@ -424,7 +424,7 @@ class GetFleetRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetFleetResponse(_message.Message):
-    __slots__ = ("cluster", "nodes", "stale_nodes", "carbon", "carbon_ratios", "workers", "plans_refused")
+    __slots__ = ("cluster", "nodes", "stale_nodes", "carbon", "carbon_ratios", "workers", "plans_refused", "carbon_forecasts")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STALE_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -432,6 +432,7 @@ class GetFleetResponse(_message.Message):
     CARBON_RATIOS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CARBON_FORECASTS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     nodes: _containers.RepeatedCompositeFieldContainer[_fleet_pb2.NodeStatus]
     stale_nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -439,7 +440,8 @@ class GetFleetResponse(_message.Message):
     carbon_ratios: _containers.RepeatedCompositeFieldContainer[_carbon_pb2.CarbonRatio]
     workers: _containers.RepeatedScalarFieldContainer[str]
     plans_refused: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[_fleet_pb2.NodeStatus, _Mapping]]] = ..., stale_nodes: _Optional[_Iterable[str]] = ..., carbon: _Optional[_Iterable[_Union[_carbon_pb2.CarbonReading, _Mapping]]] = ..., carbon_ratios: _Optional[_Iterable[_Union[_carbon_pb2.CarbonRatio, _Mapping]]] = ..., workers: _Optional[_Iterable[str]] = ..., plans_refused: _Optional[_Iterable[str]] = ...) -> None: ...
+    carbon_forecasts: _containers.RepeatedCompositeFieldContainer[_carbon_pb2.CarbonForecast]
+    def __init__(self, cluster: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[_fleet_pb2.NodeStatus, _Mapping]]] = ..., stale_nodes: _Optional[_Iterable[str]] = ..., carbon: _Optional[_Iterable[_Union[_carbon_pb2.CarbonReading, _Mapping]]] = ..., carbon_ratios: _Optional[_Iterable[_Union[_carbon_pb2.CarbonRatio, _Mapping]]] = ..., workers: _Optional[_Iterable[str]] = ..., plans_refused: _Optional[_Iterable[str]] = ..., carbon_forecasts: _Optional[_Iterable[_Union[_carbon_pb2.CarbonForecast, _Mapping]]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
     __slots__ = ("since", "newest")
@@ -481,17 +483,26 @@ class FamilyHour(_message.Message):
     def __init__(self, family: _Optional[str] = ..., starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetReportResponse(_message.Message):
-    __slots__ = ("since", "until", "hours", "simulated", "embodied_lifetime_years", "embodied_unknown")
+    __slots__ = ("since", "until", "hours", "simulated", "embodied_lifetime_years", "embodied_unknown", "accuracies")
+    class AccuraciesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     HOURS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     EMBODIED_LIFETIME_YEARS_FIELD_NUMBER: _ClassVar[int]
     EMBODIED_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    ACCURACIES_FIELD_NUMBER: _ClassVar[int]
     since: _timestamp_pb2.Timestamp
     until: _timestamp_pb2.Timestamp
     hours: _containers.RepeatedCompositeFieldContainer[FamilyHour]
     simulated: bool
     embodied_lifetime_years: float
     embodied_unknown: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[FamilyHour, _Mapping]]] = ..., simulated: _Optional[bool] = ..., embodied_lifetime_years: _Optional[float] = ..., embodied_unknown: _Optional[_Iterable[str]] = ...) -> None: ...
+    accuracies: _containers.ScalarMap[str, float]
+    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[FamilyHour, _Mapping]]] = ..., simulated: _Optional[bool] = ..., embodied_lifetime_years: _Optional[float] = ..., embodied_unknown: _Optional[_Iterable[str]] = ..., accuracies: _Optional[_Mapping[str, float]] = ...) -> None: ...

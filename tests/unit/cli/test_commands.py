@@ -43,6 +43,7 @@ from trefoil.core.plan import (
     Route,
     RouteTarget,
 )
+from trefoil.overview import known
 from trefoil.runtime import codec
 from trefoil.runtime.proc import Identity
 
@@ -144,6 +145,7 @@ class Running:
         self.ratio: float | None = 0.87
         self.totals = TOTALS
         self.attained, self.accuracy = 0.963, 0.981
+        self.accuracies: dict[str, float] = {}
 
     def changed(self) -> Any:
         """The only change of the objectives that were set last."""
@@ -229,7 +231,9 @@ class Running:
                 hours = [
                     controller_pb2.FamilyHour(family=f, sums=one) for f, each in self.totals.items() for one in each
                 ]
-                return controller_pb2.GetReportResponse(hours=hours, embodied_lifetime_years=4.0)
+                return controller_pb2.GetReportResponse(
+                    hours=hours, embodied_lifetime_years=4.0, accuracies=self.accuracies
+                )
         raise AssertionError(method)
 
 
@@ -274,7 +278,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
 
     monkeypatch.setattr(SystemClient, "explain_request", explained)
     monkeypatch.setattr(SystemClient, "call", lambda _self, method, request: fake.ask(method, request))
-    monkeypatch.setattr(overview, "current_ratio", lambda *_: fake.ratio)
+    monkeypatch.setattr(known, "current_ratio", lambda *_: fake.ratio)
     monkeypatch.setattr(overview, "is_serving", is_serving)
     return fake
 
@@ -524,14 +528,12 @@ HOUR = {
 def test_no_saving_stands_before_enough_requests_nor_beside_a_missed_slo_or_floor(
     tmp_path: Path,
     running: Running,
-    monkeypatch: pytest.MonkeyPatch,
     hour: dict[str, float],
     attained: float,
     accuracy: float,
     why: str,
 ) -> None:
-    targets = (RouteTarget(KEY, "digits-l", accuracy=0.972), RouteTarget(KEY, "digits-m", accuracy=0.93))
-    monkeypatch.setitem(globals(), "PLAN", replace(PLAN, routes=(replace(PLAN.routes[0], targets=targets),)))
+    running.accuracies = {"digits/digits-l": 0.972, "digits/digits-m": 0.93}
     running.totals, running.attained, running.accuracy = {"digits": [HOUR | hour]}, attained, accuracy
     saving = document(tmp_path, "status")["saving"]
     assert saving["withheld"] == why

@@ -20,7 +20,7 @@ CLIENT: Final = {
     *("annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"),
     *("google", "grpc", "grpc_health", "grpc_reflection", "protos"),
     *("cython_runtime", "grpc_tools"),  # by grpc
-    *("dispatcher", "rich"),
+    "rich",
 }
 LISTED: Final = """
 import json, sys

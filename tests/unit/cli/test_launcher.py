@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Mapping
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.ports import free_ports
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.launcher import Launcher, clean_up, first_answer, remove_runtime_files, restart_pause_s
 from trefoil.cli.run.scenario import ServedFamily, System
@@ -346,6 +348,30 @@ async def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, sta
         said = await refused(tmp_path, SYSTEM, PortInUse)
     assert f"ports.{name} = {port}" in said
     assert started == []
+
+
+LISTENS = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print(flush=True); input()"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--config", "/srv/one/config/dispatcher.toml"),
+            r"in use by the Trefoil in /srv/one\. Remedy: stop it with `trefoil down --state-dir /srv/one`, or give",
+        ),
+        (("--config", "/srv/one.toml"), r"in use by process \d+ \(.*\)\. Remedy: stop what listens there"),
+    ],
+)
+def test_whoever_listens_on_a_port_is_named(words: tuple[str, ...], said: str) -> None:
+    [port] = free_ports(1)
+    argv = [sys.executable, "-c", LISTENS, str(port), *words]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(PortInUse, match=said):
+            services.check_ports_free({"inference": port})
+        other.communicate("\n")
 
 
 async def test_a_tritons_port_in_use_is_named(tmp_path: Path, started: list[str]) -> None:

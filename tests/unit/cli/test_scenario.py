@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from trefoil.cli.demo.schedule import left_s, run_s, simulated_s, total_s
 from trefoil.cli.run.scenario import (
     CarbonTrace,
     DemoScenario,
@@ -122,19 +123,36 @@ def test_a_compressed_load_keeps_its_shape(duration_s: float) -> None:
     assert times == sorted(set(times)), "still rising, with a plateau"
 
 
-def test_quick_plays_fewer_steps_of_the_same_length(tmp_path: Path) -> None:
-    whole = demo(tmp_path)
-    quick = whole.shortened(3)
-    assert quick.carbon.steps == 3
-    assert quick.carbon.speedup == whole.carbon.speedup
-    assert quick.duration_s == 21.0
+def test_quick_plays_two_policies_through_the_same_day_by_a_given_slo() -> None:
+    whole = load_system(SHIPPED / "demo.toml", DemoScenario)
+    quick = whole.shortened()
+    assert quick.policies == ("static_mix", "exact_miad")
+    assert (quick.duration_s, quick.carbon.steps) == (60.0, whole.carbon.steps)
+    assert quick.load.ramp_s == pytest.approx(10.0)
+    assert (quick.slo_rule.factor, quick.slo.latency_ms) == (0.0, 110.0)
+    assert total_s(quick) < 200 < total_s(whole)
+
+
+def test_quick_measures_an_slo_that_is_not_given_and_leaves_candidates_their_time(tmp_path: Path) -> None:
+    assert demo(tmp_path).shortened().slo_rule.factor > 0
+    clover = demo(tmp_path, **overrides_against_base("clover"))
+    quick = clover.shortened()
+    assert (quick.carbon.steps, quick.carbon.step_s) == (3, clover.carbon.step_s)
+    assert quick.policies == clover.policies
+
+
+def test_the_time_that_is_left_falls_to_that_of_the_simulations() -> None:
+    quick = load_system(SHIPPED / "demo.toml", DemoScenario).shortened()
+    first, second = left_s(quick, 1, 0.0), left_s(quick, 2, 0.0)
+    assert first - second == pytest.approx(run_s(quick))
+    assert left_s(quick, 2, 60.0) == left_s(quick, 2, 61.0) == pytest.approx(simulated_s(quick))
 
 
 def test_ports_move_together() -> None:
     ports = Ports().shifted(1000)
     assert (ports.inference, ports.redis, ports.triton_base) == (9001, 9179, 9200)
     every = ports.all(devices=2)
-    assert len(every) == len(set(every.values())) == 10 + 32
+    assert len(every) == len(set(every.values())) == 11 + 32
     assert "rest" not in every, "0 stays 0: no REST"
     assert Ports(rest=8000).shifted(1000).all(devices=2)["rest"] == 9000
 

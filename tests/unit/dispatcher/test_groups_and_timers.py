@@ -11,14 +11,13 @@ from dispatcher.routers import ROUTERS
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core import routing_table as tables
 from dispatcher.routing.core.family_queue import FamilyQueue
-from dispatcher.routing.core.receipts import current_ratio
 from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
 from tests.support.engines import request_engine
 from tests.unit.dispatcher.worlds import OK, key, node, plan, status, target, ticket
-from trefoil.core.carbon import CarbonRatio, CarbonReading, Series
+from trefoil.core.carbon import CarbonRatio, CarbonReading, Series, current_ratio
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError, Unavailable
 from trefoil.core.fleet import Hosted

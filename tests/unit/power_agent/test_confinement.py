@@ -11,12 +11,24 @@ from pathlib import Path
 import pytest
 
 from power_agent.runtimes import confinement
-from power_agent.runtimes.confinement import Confinement, find_confinement, hidden_folders, needed_paths
+from power_agent.runtimes.confinement import (
+    UID_RANGE,
+    UID_RANGES,
+    Confinement,
+    find_confinement,
+    free_user,
+    hidden_folders,
+    needed_paths,
+    refuse_taken_users,
+)
 from power_agent.runtimes.factory import build_runtime, confine
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.errors import SettingError, StartError
+from trefoil.runtime import proc
+
+OTHER = proc.Identity(1, 1)
 
 
 @pytest.fixture
@@ -147,3 +159,24 @@ def test_tritons_in_another_container_may_be_reached_from_other_machines(tmp_pat
         argv = ["unshare", "--pid", "--fork", sys.executable, "-c", code, given]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert "in the container of the simulated node" in done.stdout
+
+
+def test_users_that_others_have_are_refused_before_a_start_and_one_range_above_is_taken() -> None:
+    first = 2_000_008_200
+    taken = {first + n * UID_RANGE: OTHER for n in range(UID_RANGES - 1)}
+    assert free_user(2_000_000_000, 8200, {}) == first
+    assert free_user(2_000_000_000, 8200, taken) == first + (UID_RANGES - 1) * UID_RANGE
+    taken[first + (UID_RANGES - 1) * UID_RANGE] = OTHER
+    with pytest.raises(StartError, match=f"process 1 runs as user {first}.*Remedy: stop what runs there"):
+        free_user(2_000_000_000, 8200, taken)
+
+
+def test_who_is_not_root_gives_tritons_no_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(
+        proc, "users", lambda: dict.fromkeys(range(100, 100 + UID_RANGES * UID_RANGE, UID_RANGE), OTHER)
+    )
+    with pytest.raises(StartError, match="triton_uid_base"):
+        refuse_taken_users(0, [100])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    refuse_taken_users(0, [100])

@@ -32,7 +32,7 @@ def demo(
         str, typer.Option(help="Play this policy: as in deploy/config/demo-<policy>.toml, else against base.")
     ] = "",
     preset: Annotated[str, typer.Option(help="Settings of its planner, e.g. artifact; default: the paper's.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two policies, a minute each: a first look.")] = False,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Start nothing: only simulate the scenario under its seeds.")
     ] = False,
@@ -47,7 +47,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
-    from trefoil.cli.demo.run_demo import QUICK_STEPS, run_demo, simulate_only
+    from trefoil.cli.demo.run_demo import run_demo, simulate_only
     from trefoil.cli.run.scenario import DemoScenario, load_system, overrides_against_base
     from trefoil.installation import resolve_path
 
@@ -60,7 +60,7 @@ def demo(
         overrides = checked | overrides
     scenario = load_system(resolve_path(config), DemoScenario, overrides)
     if quick:
-        scenario = scenario.shortened(QUICK_STEPS)
+        scenario = scenario.shortened()
     if simulated:
         simulate_only(scenario, as_json=as_json)
         return

@@ -49,6 +49,7 @@ class RunStatus:
     revision: str
     why: str
     rollout: str
+    left_s: float  # until the report is written, about
     devices: Sequence[DeviceLine] = ()
     simulated: bool = True
 
@@ -142,7 +143,7 @@ def status_line(status: RunStatus) -> str:
         f"[{status.run} {status.at_s:5.1f} s] carbon {_or_dash(status.intensity_g_per_kwh)} g/kWh, "
         f"{status.answered_per_s:.0f} of {status.offered_per_s:.0f} requests/s, "
         f"p95 {_or_dash(status.latency_ms_p95)} ms (SLO {status.slo_ms:.0f}), {watts}, {grams}, "
-        f"{status.answered} answered, {status.failed} failed | {gpus}"
+        f"{status.answered} answered, {status.failed} failed | {gpus} | about {status.left_s:.0f} s left"
     )
 
 
@@ -173,7 +174,7 @@ def status_panel(status: RunStatus) -> Panel:
     progress.add_row(ProgressBar(total=status.duration_s, completed=max(0.0, status.at_s)))
     done = "warming up" if status.at_s < 0 else f"{status.at_s:.0f} of {status.duration_s:.0f} s"
     why = Text(f"plan {status.revision} ({status.rollout}): {status.why}", style="italic")
-    title = f"[bold]{status.run}[/] (run {status.number} of {status.count}) {done}"
+    title = f"[bold]{status.run}[/] (run {status.number} of {status.count}) {done}, about {status.left_s:.0f} s left"
     subtitle = "SIMULATED GPUs" if status.simulated else None
     return Panel(Group(progress, numbers, gpus, why), title=title, title_align="left", subtitle=subtitle)
 

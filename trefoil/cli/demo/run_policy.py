@@ -27,6 +27,7 @@ from trefoil.cli.demo.run_monitor import (
     grams_by_second,
     power_by_second,
 )
+from trefoil.cli.demo.schedule import left_s
 from trefoil.cli.load.generator import LEAD_S
 from trefoil.cli.load.process import LoadPlan, LoadProcess, last_answer_at_s, merged
 from trefoil.cli.load.result import OK, LoadResult
@@ -535,6 +536,7 @@ class _LiveStatus:
                 revision=f"{snapshot.plan.revision.epoch}.{snapshot.plan.revision.number}" if snapshot.plan else "",
                 why=snapshot.plan.why if snapshot.plan else "",
                 rollout=snapshot.rollout.state.name.lower() if snapshot.rollout else "",
+                left_s=left_s(scenario, self._number, at_s),
                 devices=[
                     DeviceLine(
                         d.device.split("/")[-1],

@@ -1,7 +1,9 @@
-"""Overview of a running system, as one document and as tables of it: what `trefoil status` and `trefoil top` show."""
+"""Overview of a running system as a document, with what this machine knows of it, and as tables: for `trefoil status`
+and `trefoil top`.
+"""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -9,39 +11,24 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.routing.core.receipts import current_ratio
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.operate.saving import saving_withheld
-from trefoil.cli.output import as_json, failure_lines, grid, slices_text
+from trefoil.cli.output import grid, slices_text
 from trefoil.cli.run.state_directory import SERVICES, Failing, StatePaths
-from trefoil.cli.system_client import (
-    REQUESTS_MIN,
-    ControllerClient,
-    is_serving,
-    receipt_check,
-    saving_since_start,
-    totals_by_family,
-)
-from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.cli.system_client import ControllerClient, is_serving, page_link
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import CATALOG, MISSING_MODEL, NodeStatus
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode, floor_missed
-from trefoil.core.plan import RolloutState
-from trefoil.core.units import DAY_S, HOUR_S
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.objective import Objective
+from trefoil.overview.known import overview_of, read_answers, saving_unknown
+from trefoil.overview.served import promises
+from trefoil.overview.totals import REQUESTS_MIN
+from trefoil.overview.troubles import known_trouble_lines
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 UNKNOWN: Final = "-"
-TROUBLES: Final = (
-    "disk: ",
-    "plan: ",
-    "unproven: ",
-    MISSING_MODEL,
-    f"{CATALOG}: ",
-)  # of what a node lacks, what keeps it from following plans
 ELSEWHERE: Final[Mapping[str, Any]] = {
-    "state_dir": "", "inference": "", "rest": "", "services": {"controller": True}, "metrics": {}, "failing": {},
-    "set_aside_here": [],
+    "state_dir": "", "inference": "", "rest": "", "page": "", "services": {"controller": True}, "metrics": {},
+    "failing": {}, "set_aside_here": [],
 }  # fmt: skip
 """Of a system that was not started here: what its supervisor would know."""
 SERVED_COLUMNS: Final = (
@@ -49,11 +36,11 @@ SERVED_COLUMNS: Final = (
 )  # fmt: skip
 
 
-async def gather_overview(system: ControllerClient) -> dict[str, Any]:
-    """All that is shown, as JSON values; what the controller or Redis would say is left out while they do not answer,
-    and `unknown` says so."""
+async def gather_overview(system: ControllerClient, decisions: int = 0) -> dict[str, Any]:
+    """All that is shown, as JSON values, with so many of the newest decisions; what the controller or Redis would say
+    is left out while they do not answer, and `unknown` says so."""
     if system.local is None:
-        return dict(ELSEWHERE) | await _gather_known(system)
+        return dict(ELSEWHERE) | overview_of(await read_answers(system, WallClock().now_s(), decisions=decisions))
     launch = system.local.launch
     paths = StatePaths(Path(launch.state_dir))
     healthy = await asyncio.gather(*(is_serving(launch.addresses[n]) for n in SERVICES))
@@ -62,91 +49,17 @@ async def gather_overview(system: ControllerClient) -> dict[str, Any]:
         "state_dir": launch.state_dir,
         "inference": launch.addresses["inference"],
         "rest": launch.addresses.get("rest", ""),
+        "page": page_link(launch),
         "services": dict(zip(SERVICES, healthy, strict=True)),
         "metrics": {name: f"http://{address}/metrics" for name, address in launch.metrics.items()},
         "failing": {name: asdict(one) for name, one in paths.failing().items()},
         "set_aside_here": paths.set_aside(),
     }
     try:
-        return found | await _gather_known(system, launch.started_at_s)
+        answers = await read_answers(system, WallClock().now_s(), launch.started_at_s, decisions)
+        return found | overview_of(answers)
     except Unavailable as error:  # the controller or Redis is among those that fail: the rest is shown
         return found | {"unknown": str(error)}
-
-
-async def _gather_known(system: ControllerClient, since_s: float | None = None) -> dict[str, Any]:
-    """What the controller and Redis say. `since_s`: of the saving; None: the last day.
-
-    Raises:
-        Unavailable: one of them does not answer.
-    """
-    answer, served, fleet = await system.plan(), await system.served(), await system.fleet()
-    now_s = WallClock().now_s()
-    report = await system.report(now_s - DAY_S if since_s is None else since_s)
-    totals = totals_by_family(report)
-    ratios: dict[str, CarbonRatio] = {one.series.zone: codec.from_proto(one) for one in fleet.carbon_ratios}
-    readings: list[CarbonReading] = [codec.from_proto(one) for one in fleet.carbon]
-    wanted, max_watts = await system.objectives()  # a plan that stayed still names those that it was made for
-    rows = [_served_row(one) for one in served.served]
-    return {
-        "mode": ActMode(answer.mode).name.lower(),
-        "frozen": answer.frozen,
-        "pinned": answer.pinned,
-        "revision": as_json(answer.plan.revision),
-        "policy": answer.plan.policy,
-        "why": answer.plan.why,
-        "rollout": RolloutState(answer.rollout.state).name.lower(),
-        "rollout_why": answer.rollout.why,
-        "exploring": answer.plan.exploration and not answer.loans,
-        "cluster": fleet.cluster,
-        "nodes": [as_json(node) for node in fleet.nodes],
-        "stale_nodes": list(fleet.stale_nodes),
-        "workers": list(fleet.workers),
-        "plans_refused": list(fleet.plans_refused),
-        "carbon": [as_json(reading) for reading in readings],
-        "carbon_ratio": [
-            {"zone": one.series.zone, "ratio": current_ratio(ratios.get(one.series.zone), one, now_s)}
-            for one in readings
-        ],
-        "carbon_refused": answer.carbon_refused,
-        "disk_trouble": answer.disk_trouble,
-        "models_refused": list(answer.models_refused),
-        "places_refused": list(answer.places_refused),
-        "agents_unreached": list(answer.agents_unreached),
-        "files_set_aside": list(answer.files_set_aside),
-        "set_aside": list(answer.set_aside),
-        "overrides": list(answer.overrides),
-        "catalog_refused": answer.catalog_refused,
-        "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
-        "receipts": receipt_check(totals),
-        "objectives": [as_json(objective) for objective in wanted],
-        "max_watts": max_watts or None,
-        "served": {"window_s": served.window_s, "by_class": rows},
-        "saving": {
-            "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,
-            "since_start": since_s is not None,
-            **_saving(totals, served, rows, wanted, answer.plan.routes),
-        },
-    }
-
-
-def _saving(
-    totals: Mapping[str, Sequence[Mapping[str, float]]],
-    served: Any,
-    rows: Sequence[Mapping[str, Any]],
-    wanted: Iterable[Objective],
-    routes: Iterable[Any],
-) -> dict[str, Any]:
-    """Saving by these hours, and why it is none to be shown; accuracies of variants are those of the plan's routes."""
-    accuracies = {(route.family, target.variant): target.accuracy for route in routes for target in route.targets}
-    withheld = saving_withheld(totals, rows, {one.family: one for one in wanted}, accuracies)
-    found = {**saving_since_start(totals), "basis": served.base_basis, "unknown": served.base_unknown}
-    return found | {"withheld": withheld} | ({"saving_pct": None} if withheld else {})
-
-
-def _served_row(one: Any) -> dict[str, Any]:
-    """Values of a `Served` message; what is unset is None."""
-    fields = one.DESCRIPTOR.fields
-    return {f.name: getattr(one, f.name) if not f.has_presence or one.HasField(f.name) else None for f in fields}
 
 
 def devices_table(node: NodeStatus) -> Table:
@@ -159,11 +72,6 @@ def devices_table(node: NodeStatus) -> Table:
     return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
 
 
-def nodes_of(found: Mapping[str, Any]) -> list[NodeStatus]:
-    """Nodes of an overview."""
-    return [codec.from_plain(NodeStatus, node) for node in found["nodes"]]
-
-
 def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     """What does not work, a line each."""
     lines = [failing_text(name, Failing(**one), now_s) for name, one in found["failing"].items()]
@@ -173,25 +81,7 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     ]
     if "unknown" in found:
         return lines
-    lines += [f"{node} is silent: what stands there is of then" for node in found["stale_nodes"]]
-    for node in nodes_of(found):
-        lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(TROUBLES)]
-    lines += failure_lines(nodes_of(found))
-    lines += [f"plan refused: {refusal}" for refusal in found["plans_refused"]]
-    if found["rollout"] == "halted":
-        lines.append(f"the rollout is halted: {found['rollout_why']}")
-    if found["carbon_refused"]:
-        lines.append(f"carbon is not planned by: {found['carbon_refused']}")
-    lines += [f"planned around, {refused}" for refused in found["models_refused"] + found["places_refused"]]
-    if found["catalog_refused"]:
-        lines.append(f"controller: the model repository as it was read before stays: {found['catalog_refused']}")
-    lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
-    lines += [f"controller: {line}" for line in found["files_set_aside"]]
-    lines += [f"not believed, {line}" for line in found["set_aside"]]
-    lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
-    if found["disk_trouble"]:
-        lines.append(f"nothing new is decided: {found['disk_trouble']}")
-    return lines
+    return lines + known_trouble_lines(found)
 
 
 def failing_text(name: str, failing: Failing, now_s: float) -> str:
@@ -239,22 +129,17 @@ def served_table(found: Mapping[str, Any]) -> Table:
 
 
 def _served_cells(one: Mapping[str, Any], objective: Objective | None) -> tuple[str, ...]:
-    whole = not one["slo_class"]
-    asked = objective.slo_quantile if objective is not None else 0.0
-    floor = objective.min_accuracy if objective is not None else 0.0
-    attained, accuracy = one["slo_attainment"], one["accuracy"]
-    in_slo = _marked(_shown(attained, "{:.1%}"), attained is not None and attained < asked)
-    right = _shown(accuracy, "{:.4f}")
-    if objective is not None and floor and whole:
-        budget = objective.mode == ObjectiveMode.BUDGET  # of a mean over a day or so: a minute alone cannot miss it
-        right = _marked(right, not budget and accuracy is not None and floor_missed(accuracy, floor))
-        right += f" ({floor:.4f})"
+    whole, promised = not one["slo_class"], promises(one, objective)
+    in_slo = _marked(_shown(one["slo_attainment"], "{:.1%}"), promised.late)
+    right = _shown(one["accuracy"], "{:.4f}")
+    if promised.floor and whole:
+        right = f"{_marked(right, promised.inaccurate)} ({promised.floor:.4f})"
     return (
         escape(one["family"]) if whole else "",
         escape(one["slo_class"]),
         _shown(one["rate_per_s"], "{:.1f}"),
         _shown(one["latency_ms_p95"], "{:.1f} ms") + f" ({one['slo_ms']:g} ms)",
-        f"{in_slo} ({asked:.1%})" if asked else in_slo,
+        f"{in_slo} ({promised.asked:.1%})" if promised.asked else in_slo,
         right,
         _shown(one["joules_per_request"], "{:.2f}"),
         _shown(one["grams_per_request"], "{:.3f}", 1000.0),
@@ -265,14 +150,11 @@ def saving_lines(found: Mapping[str, Any]) -> list[str]:
     """What was saved since the start, and what that rests on."""
     saving = found["saving"]
     took, base = _cost_text(saving["grams"], saving["joules"]), _cost_text(saving["base_grams"], saving["base_joules"])
-    why = (
-        saving["withheld"]
-        or saving["unknown"]
-        or ("nothing is metered" if saving["grams"] is None else "a part of the time had no model")
-    )
     pct = saving["saving_pct"]
     against = (
-        f"{pct:+.1f} % against modelled BASE ({base}), as it ran" if pct is not None else f"no saving is shown: {why}"
+        f"{pct:+.1f} % against modelled BASE ({base}), as it ran"
+        if pct is not None
+        else f"no saving is shown: {saving_unknown(saving)}"
     )
     since = f"since {format_time(saving['since_s'])}{', the hour of the start' if saving['since_start'] else ''}"
     lines = [f"{since}: {saving['requests']:,} requests, {took}; {against}"]

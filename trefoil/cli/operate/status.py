@@ -15,7 +15,6 @@ from trefoil.cli.operate.overview import (
     carbon_lines,
     devices_table,
     gather_overview,
-    nodes_of,
     receipt_lines,
     saving_lines,
     served_table,
@@ -40,6 +39,7 @@ from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode, Objective, objective_text
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
+from trefoil.overview.troubles import nodes_of
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
@@ -91,6 +91,8 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     else:
         held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
         out.print(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
+    if found["page"]:
+        out.print(f"page: {found['page']}", markup=False, soft_wrap=True)
     rows = [(n, "yes" if ok else "NO", found["metrics"].get(n, "-")) for n, ok in found["services"].items()]
     out.print(grid("Services", ("service", "healthy", "metrics"), rows))
     for line in trouble_lines(found, WallClock().now_s()):

@@ -11,12 +11,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.operate.decisions import decision_rows, decisions_table
+from trefoil.cli.operate.decisions import decisions_table
 from trefoil.cli.operate.overview import (
     carbon_lines,
     devices_table,
     gather_overview,
-    nodes_of,
     saving_lines,
     served_table,
     trouble_lines,
@@ -25,8 +24,7 @@ from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system, connect
 from trefoil.core.errors import InvalidInput
-from trefoil.core.plan import Rollout
-from trefoil.runtime import codec
+from trefoil.overview.troubles import nodes_of
 from trefoil.runtime.clock import WallClock
 
 DECISIONS_SHOWN: Final = 5
@@ -60,12 +58,7 @@ async def _watch(where: SystemAddress) -> None:
 
 async def gather_frame(system: ControllerClient) -> dict[str, Any]:
     """Document of a frame: the overview of `trefoil status`, its time, and the newest decisions."""
-    found = await gather_overview(system)
-    found["at_s"] = WallClock().now_s()
-    if "unknown" not in found:
-        rollout: Rollout = codec.from_proto((await system.plan()).rollout)
-        found["decisions"] = decision_rows(await system.newest_decisions(DECISIONS_SHOWN), rollout)
-    return found
+    return await gather_overview(system, DECISIONS_SHOWN) | {"at_s": WallClock().now_s()}
 
 
 def frame(found: Mapping[str, Any]) -> RenderableType:

@@ -45,7 +45,9 @@ def up(
     """Start Redis, the four services and a node on this machine, simulated or its own, and leave them running."""
     from trefoil.cli.run.scenario import System, load_system
     from trefoil.cli.run.services import check_served
+    from trefoil.cli.run.state_directory import StatePaths
     from trefoil.cli.run.supervisor import start_detached
+    from trefoil.cli.system_client import page_link
     from trefoil.installation import resolve_path
 
     overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
@@ -72,13 +74,17 @@ def up(
     if not ready:
         child.wait()
         raise StartError(failure or f"the supervisor died; read {state_dir}/logs/supervisor.log")
+    page = page_link(StatePaths(Path(state_dir).resolve()).running())
     if as_json:
-        print_json({"inference": ready["ready"], "first_answer_s": ready["answered_s"], "state_dir": state_dir})
+        found = {"inference": ready["ready"], "first_answer_s": ready["answered_s"], "state_dir": state_dir}
+        print_json(found | {"page": page})
     else:
         if ready["answered_s"] is None:
             console().print(f"up, and no slice serves on {ready['ready']} yet: `trefoil plan` says why")
         else:
             console().print(f"serving on {ready['ready']}: first answer {ready['answered_s']:.1f} s after the start")
+        if page:
+            console().print(f"watch it in a browser: {page}", soft_wrap=True)
         console().print("look with `trefoil status`, load it with `trefoil load`, stop it with `trefoil down`")
 
 

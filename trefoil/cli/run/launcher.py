@@ -24,7 +24,6 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from trefoil import direct
-from trefoil.cli.output import failure_lines
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
@@ -34,6 +33,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePat
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import StartError, TrefoilError, Unavailable, system_words
+from trefoil.overview.troubles import failure_lines
 from trefoil.runtime import config
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.proc import Identity
@@ -390,14 +390,14 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
             await clock.sleep(POLL_S)
         else:
             return clock.now_s() - launch.started_at_s
+    failed = "; ".join(await _slice_failures(launch))
+    why = f"slices fail: {failed}" if failed else f"the dispatcher answers: {last_error}"
     silence = StartError(
-        f"no answer within {deadline_s:.0f} s; the dispatcher answers: {last_error}",
+        f"no answer within {deadline_s:.0f} s; {why}",
         field="inference",
         value=launch.addresses["inference"],
         remedy=f"read the logs in {launch.state_dir}/logs, and those of Tritons in {launch.state_dir}/agent/logs",
     )
-    if failed := await _slice_failures(launch):
-        silence = silence.with_cause("; ".join(failed))
     raise launcher.paths.with_first_errors(silence, launch.started_at_s)
 
 

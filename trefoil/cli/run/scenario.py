@@ -26,6 +26,9 @@ TRITON_PORTS_PER_DEVICE: Final = 16
 # A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
 EXPLORED_STEPS: Final = 4
 EXPLORED_STEP_S: Final = 70.0
+QUICK_STEPS: Final = 3
+QUICK_RUN_S: Final = 60.0
+QUICK_SEEDS: Final = 3
 SEED_STEP: Final = 1000  # between families: further apart than the seeds that are simulated
 SLO_STEP_MS: Final = 1.0  # a measured SLO is rounded to it
 AnySystem = TypeVar("AnySystem", bound="System")
@@ -152,6 +155,7 @@ class Ports(Settings):
     controller_admin: int = 8102  # ... of the controller
     power_agent_admin: int = 8103  # ... of the agent
     dispatcher_admin: int = 8104  # ... of the dispatcher
+    page: int = 8106  # live page for a browser; 0 = none
     carbon_feed_metrics: int = 8111  # metrics of the feed
     controller_metrics: int = 8112  # ... of the controller
     power_agent_metrics: int = 8113  # ... of the agent
@@ -166,8 +170,11 @@ class Ports(Settings):
     def all(self, devices: int) -> dict[str, int]:
         """Ports that may be listened on, by what they are for."""
         named = {name: port for name, port in self.model_dump().items() if port and name != "triton_base"}
-        tritons = range(self.triton_base, self.triton_base + TRITON_PORTS_PER_DEVICE * devices)
-        return named | {f"triton_{port - self.triton_base}": port for port in tritons}
+        return named | {f"triton_{port - self.triton_base}": port for port in self.tritons(devices)}
+
+    def tritons(self, devices: int) -> range:
+        """Ports of the Tritons of a simulated node."""
+        return range(self.triton_base, self.triton_base + TRITON_PORTS_PER_DEVICE * devices)
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -360,12 +367,32 @@ class DemoScenario(System):
             raise ValueError(f"stages {wrong}: name families that are served, each with 2 or more")
         return self
 
-    def shortened(self, steps: int) -> "DemoScenario":
-        """The same scenario with fewer steps: for tests and a first look."""
-        steps = min(steps, self.carbon.steps)
-        carbon = self.carbon.model_copy(update={"steps": steps})
-        rule = self.slo_rule.model_copy(update={"measure_s": min(self.slo_rule.measure_s, 4.0)})
-        return self.model_copy(update={"carbon": carbon, "slo_rule": rule})
+    def shortened(self) -> "DemoScenario":
+        """The same scenario for a first look: its second and its last policy, and runs of QUICK_RUN_S.
+
+        The SLO is the one that the file gives, where it gives one. Where a planner measures candidates, steps stay as
+        long as they are, and are QUICK_STEPS.
+        """
+        names = self.policies if len(self.policies) < 3 else (self.policies[1], self.policies[-1])
+        carbon, rule = self.carbon, self.slo_rule
+        if any(measures_candidates(self.policy_row(name)) for name in names):
+            shorter: dict[str, Any] = {"steps": min(carbon.steps, QUICK_STEPS)}
+        else:
+            shorter = {"step_s": min(carbon.step_s, QUICK_RUN_S / carbon.steps)}
+        ratio = shorter.get("step_s", carbon.step_s) / carbon.step_s
+        given = "slo" in self.model_fields_set
+        shorter_rule = {"measure_s": min(rule.measure_s, 4.0)} | ({"factor": 0.0} if given else {})
+        load = self.load.model_copy(update={"ramp_s": self.load.ramp_s * ratio})
+        return self.model_copy(
+            update={
+                "policies": names,
+                "carbon": carbon.model_copy(update=shorter),
+                "slo_rule": rule.model_copy(update=shorter_rule),
+                "load": load,
+                "move_horizon_s": self.move_horizon_s * ratio,
+                "simulated_seeds": min(self.simulated_seeds, QUICK_SEEDS),
+            }
+        )
 
 
 def load_system(path: Path, kind: type[AnySystem], overrides: Mapping[str, Any] | None = None) -> AnySystem:

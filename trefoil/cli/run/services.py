@@ -33,7 +33,7 @@ from trefoil.installation import (
     resolve_path,
     triton_environment,
 )
-from trefoil.runtime import config, rpc
+from trefoil.runtime import config, proc, rpc
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.proc import Identity
@@ -82,12 +82,15 @@ def preflight(system: System, state_dir: Path, now_s: float) -> None:
     Raises:
         TrefoilError: the first thing that is wrong, with its remedy.
     """
+    from power_agent.runtimes.confinement import refuse_taken_users
     from power_agent.triton.installation import find_triton, prepare_triton, refuse_path
     from trefoil.cli.run.real_node import check_real_node
 
     check_ports_free(system.listening_ports.all(system.fleet.devices_simulated))
     redis_binary()
     agent = agent_settings(system)
+    if agent.triton_user != "same":
+        refuse_taken_users(agent.triton_uid_base, system.listening_ports.tritons(system.fleet.devices_simulated))
     if system.fleet.real:
         gpus = check_real_node(agent)
         check_ports_free(system.listening_ports.all(gpus))
@@ -141,7 +144,20 @@ def check_ports_free(ports: Mapping[str, int], remedy: str = "stop what listens 
         try:
             rpc.check_port(f"{LOOPBACK}:{port}")
         except PortInUse as error:
-            raise PortInUse("port in use", field=f"ports.{name}", value=port, remedy=remedy) from error
+            whose, stop = _whose(proc.listener(port))
+            raise PortInUse(f"port in use{whose}", field=f"ports.{name}", value=port, remedy=stop or remedy) from error
+
+
+def _whose(pid: int) -> tuple[str, str]:
+    """Who listens, in words, and the remedy where it is another Trefoil's service."""
+    words = proc.read_start_strings(pid, "cmdline").decode(errors="replace").split("\0") if pid else []
+    if "--config" in words[:-1]:
+        settings = Path(words[words.index("--config") + 1])
+        if settings.parent.name == "config" and settings.stem in SERVICES:
+            state_dir = settings.parent.parent
+            remedy = f"stop it with `trefoil down --state-dir {state_dir}`, or give --port-offset"
+            return f" by the Trefoil in {state_dir}", remedy
+    return (f" by process {pid} ({' '.join(words).strip()[:80]})" if pid else ""), ""
 
 
 def redis_binary() -> Path:
@@ -206,9 +222,10 @@ def profile_overrides(system: System) -> dict[str, Path]:
 
 
 def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
-    """Make a launch: where everything will listen, with a fresh Redis password and a fresh token, which is written, as
+    """Make a launch: where everything will listen, with a fresh Redis password and fresh tokens, which are written, as
     are the keys of plans."""
-    write_private(paths.token, f"{secrets.token_urlsafe(32)}\n")
+    for secret in (paths.token, paths.read_token):
+        write_private(secret, f"{secrets.token_urlsafe(32)}\n")
     if not paths.plan_key.exists():
         write_private(paths.plan_key, f"{secrets.token_hex(32)}\n")
     plan_key = config.read_secret_file(paths.plan_key, plan_keys.FIELD)
@@ -234,6 +251,7 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
         started_at_s=now_s,
         triton_ports=(ports.triton_base, ports.triton_base + triton_ports(system)),
         token_file=str(paths.token),
+        page=f"{LOOPBACK}:{ports.page}" if ports.page else "",
     )
 
 
@@ -448,6 +466,8 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
     """Settings of the controller: policy and objectives; floors are absolute, from the best variant of each family."""
     feed = feed_settings(system)
     return _common_settings("controller", system, launch, paths.folder("controller")) | {
+        "read_token_file": str(paths.read_token),
+        "page_address": launch.page,
         "policy": system.policy,
         "planner": system.planner,
         "forecaster": system.forecaster,

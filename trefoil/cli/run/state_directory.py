@@ -3,6 +3,7 @@
 <state_dir>/lock                 held while a supervisor lives
 <state_dir>/run/launch.json      0600: who supervises, where everything listens (holds the Redis password)
 <state_dir>/run/token            0600: what the services' admin ports ask for, also of processes of this machine
+<state_dir>/run/read_token       0600: what the page asks for; it opens what changes nothing
 <state_dir>/run/plan.key         0600: what the controller signs plans by; stays from launch to launch
 <state_dir>/run/routes.key       0600: derived from it, for the dispatcher
 <state_dir>/run/<service>.json   pid and start of each process; how it ended, as long as it does not stay up
@@ -53,6 +54,7 @@ class Launch:
     ready_at_s: float = 0.0  # 0: still starting
     more_families: tuple[str, ...] = ()
     token_file: str = ""  # of all admin ports
+    page: str = ""  # host:port of the live page; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,11 @@ class StatePaths:
     def token(self) -> Path:
         """File of the token of all admin ports."""
         return self.run / "token"
+
+    @property
+    def read_token(self) -> Path:
+        """File of the token of the live page."""
+        return self.run / "read_token"
 
     @property
     def plan_key(self) -> Path:

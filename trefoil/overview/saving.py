@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trefoil.cli.system_client import REQUESTS_MIN, own_requests
 from trefoil.core.objective import FamilyOutcome, Objective, ObjectiveMode, missed
+from trefoil.overview.totals import REQUESTS_MIN, own_requests
 
 COUNTED: Final = "requests:"  # of a variant, in the totals of an hour
 

@@ -1,0 +1,57 @@
+"""Questions to a controller that change nothing."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from protos.controller.v1 import controller_pb2
+from trefoil.core.objective import Objective
+from trefoil.core.plan import DecisionRecord
+from trefoil.runtime import codec
+
+
+class ControllerReads(ABC):
+    """Questions to a controller; a subclass says how they reach it."""
+
+    @abstractmethod
+    async def call(self, method: str, request: Any) -> Any:
+        """Call an RPC of the controller; raises the TrefoilError that it met."""
+
+    async def plan(self) -> Any:
+        """The plan in force (GetPlanResponse: plan, rollout, mode, frozen, pinned)."""
+        return await self.call("GetPlan", controller_pb2.GetPlanRequest())
+
+    async def explain(self, family: str) -> Any:
+        """Why a family's plan is what it is (ExplainResponse)."""
+        return await self.call("Explain", controller_pb2.ExplainRequest(family=family))
+
+    async def objectives(self, family: str = "") -> tuple[list[Objective], float]:
+        """Objectives in force by family (of one, if named), and the cap on the fleet's planned power [W], 0 = none."""
+        answer = await self.call("GetObjectives", controller_pb2.GetObjectivesRequest(family=family))
+        return [codec.from_proto(each) for each in answer.objectives], answer.max_watts
+
+    async def fleet(self) -> Any:
+        """Nodes as their agents publish them, carbon now, workers (GetFleetResponse)."""
+        return await self.call("GetFleet", controller_pb2.GetFleetRequest())
+
+    async def served(self) -> Any:
+        """What was served of late, by family and class (GetServedResponse)."""
+        return await self.call("GetServed", controller_pb2.GetServedRequest())
+
+    async def decisions_since(self, at_s: float) -> list[DecisionRecord]:
+        """Decisions that are kept and were taken at a time [UTC s] or later, oldest first."""
+        return await self._decisions(controller_pb2.ListDecisionsRequest(), at_s)
+
+    async def newest_decisions(self, count: int) -> list[DecisionRecord]:
+        """The newest decisions that are kept, oldest first."""
+        return await self._decisions(controller_pb2.ListDecisionsRequest(newest=count), 0.0)
+
+    async def _decisions(self, request: Any, since_s: float) -> list[DecisionRecord]:
+        request.since.FromNanoseconds(round(since_s * 1e9))
+        return [codec.from_proto(one) for one in (await self.call("ListDecisions", request)).decisions]
+
+    async def report(self, since_s: float, until_s: float = 0.0) -> Any:
+        """Books of the hours since a time [UTC s] (GetReportResponse); `until_s` 0: now."""
+        request = controller_pb2.GetReportRequest()
+        request.since.FromNanoseconds(round(since_s * 1e9))
+        request.until.FromNanoseconds(round(until_s * 1e9))
+        return await self.call("GetReport", request)
