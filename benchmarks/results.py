@@ -7,9 +7,10 @@ it only the text is made anew. A tidy test holds that text and JSON agree, so th
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from benchmarks.dispatcher import Found, Verdict, cpu_rows, limit_rows, speed_rows
 from benchmarks.planner import missed
@@ -27,9 +28,9 @@ from trefoil.reproduce.tables import (
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "RESULTS.md"
-PAGES: Final = (RESULTS, HERE.parent / "README.md")
 CHART: Final = HERE.parent / "docs" / "images" / "savings.svg"
 KEPT: Final = HERE / "results"
+PAGES: Final = (RESULTS, HERE.parent / "README.md", *sorted(KEPT.glob("*.md")))
 
 
 def planner_tables(found: Mapping[str, Any]) -> dict[str, str]:
@@ -83,6 +84,16 @@ def demo_tables(found: Mapping[str, Any]) -> dict[str, str]:
 
 def _percents(of: Mapping[str, float]) -> list[str]:
     return [f"{of[name]:+.1f}" for name in ("mean", "lowest", "highest")]
+
+
+def verdicts() -> str:
+    """How many claims of each paper have which verdict."""
+    rows = []
+    for name, path in claims.files().items():
+        read = claims.read(path)
+        found = Counter(claim.verdict for claim in read.claims)
+        rows.append([f"[{read.paper}](results/{name}.md)", *(found[verdict] for verdict in get_args(claims.Verdict))])
+    return markdown(["paper", *get_args(claims.Verdict)], rows)
 
 
 def draw_savings(found: Mapping[str, Any], path: Path) -> None:
@@ -149,11 +160,12 @@ def with_tables(text: str) -> str:
     for paper, path in claims.files().items():
         read = claims.read(path)
         tables.setdefault(paper, {})["published"] = claims.table(read, claims.kept(read, KEPT))
+    tables["papers"] = {"verdicts": verdicts()}
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
 
 def main() -> None:
-    """Make the tables of RESULTS.md and README.md, and README's chart."""
+    """Make the tables of RESULTS.md, its studies' pages and README.md, and README's chart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--take", nargs="*", choices=[*STUDIES], help="studies whose newest summary is kept first")
     for study in parser.parse_args().take or ():
