@@ -295,7 +295,7 @@ def _fig15(study: Study, folder: Path) -> Any:
     found = {f: sweeps.fleet_sweep(study, f) for f in study.families}
     write_csv(folder, "fig15", _flat(found))
     plots.grouped(
-        {f: {f"{n} GPUs": {p: one["p95_over_slo"] for p, one in by.items()} for n, by in cases.items()}
+        {f: {f"GPUs: {n}": {p: one["p95_over_slo"] for p, one in by.items()} for n, by in cases.items()}
          for f, cases in found.items()},
         folder, "fig15", ("p95 of what was answered, over that of BASE on ten",), log=True, line=1.0,
     )  # fmt: skip

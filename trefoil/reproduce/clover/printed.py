@@ -241,6 +241,9 @@ def _sweeps(equal: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, A
         "fig14_saving_within_loss_pct": within,
         "fig15_base_p95_over_slo": min(by[n]["base"]["p95_over_slo"] for by in fleets.values() for n in ("4", "2")),
         "fig15_clover_p95_over_slo": {f: by["2"]["clover"]["p95_over_slo"] for f, by in fleets.items()},
+        "fig15_clover_p95_over_slo_with_less_load": {
+            f: by["2, load x 0.8"]["clover"]["p95_over_slo"] for f, by in fleets.items()
+        },
         "fig16_saving_pct": {t: min(by[t]["clover"]["saving_pct"] for by in figures["fig16"].values()) for t in traces},
         "saving_against_configuration_2_pct": _means(
             [
