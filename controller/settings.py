@@ -369,7 +369,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
     plan_key_file: Path | None = None
-    """File with the key by which plans in Redis are signed, as the agents have it; docs/operations.md."""
+    """File with the key by which plans in Redis are signed, as the agents have it; docs/howto/secrets.md."""
     embodied_lifetime_years: float = Field(default=4.0, gt=0)
     """Over which reports write off what making a device emitted (`embodied_g` of its type): as long as servers are
     commonly kept."""

@@ -111,7 +111,7 @@ class DispatcherSettings(WorkerPlace):
     window_s: float = Field(0.5, gt=0)
     """How often a load window is flushed."""
     plan_key_file: Path | None = None
-    """File with the routes keys by which plans in Redis are signed, one a line, at most two; docs/operations.md. None:
+    """File with the routes keys that verify plans, one a line, at most two (docs/howto/secrets.md). None: unsigned
     plans are obeyed from a Redis on loopback, or with `insecure`."""
     ack_s: float = Field(1.0, gt=0)
     """How often the table is acknowledged, beyond every change of it."""

@@ -100,7 +100,7 @@ class PowerAgentSettings(ServiceSettings):
     triton_log_mib: int = Field(default=16, ge=1)
     """Size at which a Triton's log is rotated, while it is written [MiB]; two files of that size stay of each slice."""
     cgroup_parent: Path | None = None
-    """Folder of cgroup v2 for the groups of CPU slices; None: below the agent's own. See docs/operations.md."""
+    """Folder of cgroup v2 for the groups of CPU slices; None: below the agent's own. See docs/howto/gpu-node.md."""
     triton_backend: Literal["auto", "python", "onnxruntime"] = "auto"
     """What executes models. auto: onnxruntime where Triton has it, except on a simulated node; else python."""
     docker_image: str = ""
@@ -111,7 +111,7 @@ class PowerAgentSettings(ServiceSettings):
     """Pull an image that is not there; NVIDIA's takes minutes."""
     docker_gpu: Literal["runtime", "request", "cdi", "none"] = "runtime"
     """How a container gets its GPU: by NVIDIA's runtime, by a device request (as `--gpus`), by CDI; none where GPUs are
-    simulated. See docs/operations.md."""
+    simulated. See docs/howto/gpu-node.md."""
     docker_cdi_refresh: str = (
         "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=index "
         "--device-name-strategy=uuid"

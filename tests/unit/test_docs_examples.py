@@ -21,9 +21,11 @@ CLASSES = {
     "power-agent": PowerAgentSettings,
     "up": System,
 }
-PAGE = Path(__file__).parents[2] / "docs" / "adopt.md"
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("adopt.md", "first-node.md")]
 SHOWN = {
-    Path(name).stem: text for text, name in re.findall(r"```toml\n(# (\S+\.toml)\n.*?)```", PAGE.read_text(), re.S)
+    Path(name).stem: text
+    for page in PAGES
+    for text, name in re.findall(r"```toml\n(# (\S+\.toml)\n.*?)```", page.read_text(), re.S)
 }
 
 
