@@ -30,6 +30,11 @@ def words(sentence: str) -> int:
     return sum(any(sign.isalnum() for sign in word) for word in sentence.split())
 
 
+def examples(markdown: str) -> Iterator[tuple[str, str]]:
+    """Language and text of each code block that begins a line."""
+    yield from re.findall(r"^```(\w*)\n(.*?)^```", markdown, re.M | re.S)
+
+
 def _blocks(markdown: str) -> Iterator[str]:
     """Paragraphs, items of lists, headings and cells of tables."""
     fence, waiting = "", ""
