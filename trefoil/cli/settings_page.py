@@ -130,8 +130,8 @@ PAGES: Final = (
     ),
 )
 NAMES: Final[dict[Any, str]] = {
-    str: "text", int: "whole number", float: "number", bool: "true or false", SecretStr: "secret", Any: "anything",
-    NoneType: "not set",
+    str: "text", int: "integer", float: "number", bool: "boolean", SecretStr: "secret", Any: "anything",
+    NoneType: "none",
 }  # fmt: skip
 SECTIONS: Final = {"": "table", ".N": "list of tables", ".NAME": "table by name of tables"}
 BOUNDS: Final = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
@@ -252,7 +252,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "**required**"
     value = field.get_default(call_default_factory=True)
-    return "not set" if value is None else _cell(f"`{value_text(value)}`")
+    return "none" if value is None else _cell(f"`{value_text(value)}`")
 
 
 def value_text(value: Any) -> str:
