@@ -16,6 +16,7 @@ from tests.support.prose import AVOIDED, WORDS_MAX, examples, sentences, words
 from trefoil.cli.main import COMMANDS, import_command
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+ENTRY_WORDS_MAX: Final = 20
 PAGES: Final = sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"
 )
@@ -30,6 +31,12 @@ def faults(text: str) -> list[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_short_sentences_and_plain_words(name):
     assert faults((ROOT / name).read_text()) == []
+
+
+def test_an_entry_of_the_changelog_is_a_line_of_at_most_20_words():
+    entries = re.findall(r"^- .*?(?=^- |^#|^\*|\Z)", (ROOT / "CHANGELOG.md").read_text(), re.M | re.S)
+    assert len(entries) > 100
+    assert [entry for entry in entries if sum(words(one) for one in sentences(entry)) > ENTRY_WORDS_MAX] == []
 
 
 def test_faults_are_found():
