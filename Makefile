@@ -175,7 +175,7 @@ AGENT_TESTS := $(wildcard tests/integration/test_agent_*.py)
 NODE_TESTS := $(filter-out $(SYSTEM_TESTS) $(DISPATCHER_TESTS) $(AGENT_TESTS),$(wildcard tests/integration/test_*.py))
 GATE_TESTS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.gate' tests))
 GATE_SYSTEM_TESTS = $(filter $(addsuffix %,$(SYSTEM_TESTS)),$(GATE_TESTS))
-QUICK_TESTS := tests/test_tidy.py tests/unit tests/contract tests/papers tests/public_reports
+QUICK_TESTS := tests/test_tidy.py tests/test_words.py tests/unit tests/contract tests/papers tests/public_reports
 PROPERTY_TESTS := tests/property tests/simulation
 
 # Properties draw the same examples each time, so that a landing is judged by its own change; `make fuzz` draws others.

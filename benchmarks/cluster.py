@@ -2,7 +2,7 @@
 root, on Linux.
 
 Three network namespaces are three hosts, each with a Docker engine of its own; the stack of deploy/swarm is deployed on
-them as docs/operations.md says. An unmodified tritonclient asks from a fourth place, by the HAProxy of any node, while
+them as docs/howto/swarm.md says. An unmodified tritonclient asks from a fourth place, by the HAProxy of any node, while
 the active controller is killed, a node is drained, one is killed with all that runs there, one is cut off for a minute,
 and every image is replaced. Prints what was asked and what was seen of each event; exit code 1 where one does not hold.
 --rate: requests a second; --upgrade-rate, --requests: how many a second while images are replaced, and at least how
@@ -77,7 +77,7 @@ class Cluster(Engines):
         join_swarm(engines, labels)
 
     def deploy(self, tag: str) -> None:
-        """Deploy the stack, as docs/operations.md says."""
+        """Deploy the stack, as docs/howto/swarm.md says."""
         environment = {"TREFOIL_TAG": tag, "TREFOIL_PROMETHEUS": "0"}
         self.manager.docker(
             "stack", "deploy", "--resolve-image", "never", "--compose-file", str(STACK), "trefoil", env=environment

@@ -2,8 +2,8 @@
 As root, on Linux.
 
 Two network namespaces are two hosts, each with a Docker engine of its own. The first brings docker-compose.yml up,
-whole; the second its node and agent alone, by the commands of docs/operations.md: `secrets export`, `trefoil deploy env
---profile node`, `secrets import`, `--profile node up`. An unmodified tritonclient asks the first host all the time.
+whole; the second its node and agent alone, by the commands of docs/howto/compose.md: `secrets export`, `trefoil deploy
+env --profile node`, `secrets import`, `--profile node up`. An unmodified tritonclient asks the first host all the time.
 Then examples/admin.py calls every admin service, the second host's agent among them, and the second host is drained and
 leaves. Prints what was asked and what was seen; exit code 1 where one does not hold. --images, --keep: as
 `benchmarks.cluster`.
@@ -115,7 +115,7 @@ async def healthy(site: Deployments, containers: Containers) -> None:
 
 
 async def second_joins(site: Deployments, load: Clients) -> str:
-    """The second host joins by the commands of docs/operations.md."""
+    """The second host joins by the commands of docs/howto/compose.md."""
     began_s = CLOCK.monotonic_s()
     first, second = site.compose[FIRST], site.compose[SECOND]
     host = site.engines[SECOND].host

@@ -106,7 +106,7 @@ def write_settings(host: Host, service: str, settings: Mapping[str, Any]) -> Pat
 
 
 class Authority:
-    """Certificate authority, as docs/operations.md makes one."""
+    """Certificate authority, as docs/howto/tls.md makes one."""
 
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir()

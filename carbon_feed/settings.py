@@ -70,13 +70,13 @@ class TraceReading(Settings):
     time_unit: TimeUnit = ""
     """Of that column; empty = by its name, or as dates and seconds since 1970 say."""
     timezone: str = ""
-    """IANA name: of times that do not say theirs; empty = UTC, but for a column of local times, which is refused."""
+    """IANA name, of times without one; empty = UTC. Required for local times."""
     estimates: bool = True
     """Accept rows that their file marks as estimates, which stay estimates; else they are missing."""
     estimated_column: str = ""
     """Which rows are estimates; empty = found by its name, where there is one."""
     gaps: Literal["refuse", "hold", "linear"] = "refuse"
-    """Rows that are missing or have no value: refuse the file, hold the value before, or draw a line across."""
+    """Missing rows or values: refuse the file, hold the last value, or interpolate."""
     gap_max_h: float = Field(default=6.0, gt=0)
     """A longer gap is refused whatever `gaps` says."""
 
@@ -101,13 +101,13 @@ class TraceSettings(TraceReading):
     speedup: float = Field(default=1.0, gt=0)
     """Trace seconds per wall second. Only the feed's clock is scaled."""
     starts_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=True)
-    """UTC seconds at which trace time zero plays; before, its first value holds. 0 = at start; inf = hold for ever."""
+    """UTC seconds of trace time zero; the first value holds before. 0 = at start; inf = for ever."""
     step_s: float = Field(default=0.0, ge=0)
-    """Resample to the mean over steps of this much trace time; 0 = as in the file."""
+    """Step of the resampled trace; 0 = as in the file."""
     at_end: Literal["loop", "stop"] = "loop"
     """Start again at time zero, or carry the last value on a named rung."""
     lead_in_h: float | None = Field(default=None, ge=0)
-    """Hours at the head of the file that are history. None = what the file's header says, else 0."""
+    """Hours at the head of the file that are history. None = by the header, else 0."""
     interpolation: Literal["step", "linear"] = "step"
     """Each value holds until the next, or the way to the next is a line."""
 
@@ -158,7 +158,7 @@ class NesoSettings(Settings):
     postcode: str = Field(default="", pattern=r"^([A-Za-z]{1,2}[0-9][A-Za-z0-9]?)?$")
     """The outward part (`RG10`) instead of a region."""
     poll_s: float = Field(default=300.0, ge=60)
-    """How long an answer is served before it is asked for anew in the background (its soft TTL)."""
+    """How long an answer is served before the next request (soft TTL)."""
     quota_per_day: int = Field(default=0, ge=0)
     """Requests in a UTC day, spread over it; 0 = no limit."""
 
@@ -185,7 +185,7 @@ class ElectricityMapsSettings(Settings):
     granularity: Literal["5_minutes", "15_minutes", "hourly"] = "hourly"
     """Width of the intervals that are asked for."""
     poll_s: float = Field(default=900.0, ge=60)
-    """How long an answer is served before it is asked for anew in the background (its soft TTL)."""
+    """How long an answer is served before the next request (soft TTL)."""
     quota_per_day: int = Field(default=0, ge=0)
     """Requests in a UTC day, spread over it; 0 = no limit."""
 
@@ -204,7 +204,7 @@ class WattTimeSettings(Settings):
     password: SecretStr | None = None
     """`file:/path` or `env:NAME`."""
     poll_s: float = Field(default=300.0, ge=60)
-    """How long an answer is served before it is asked for anew in the background (its soft TTL)."""
+    """How long an answer is served before the next request (soft TTL)."""
     quota_per_day: int = Field(default=0, ge=0)
     """Requests in a UTC day, logins too, spread over it; 0 = no limit."""
 
@@ -212,12 +212,12 @@ class WattTimeSettings(Settings):
 
 
 class OverrideSettings(Settings):
-    """Settings of on-site power: a fixed value, or the grid's diluted by the site's own share as its meter tells."""
+    """On-site power: a fixed value, or the grid's and the site's by share."""
 
     base: Literal["trace", "constant", "neso", "electricity_maps", "watttime"] = "constant"
     """Who tells the grid's part."""
     own_g_per_kwh: float = Field(default=0.0, ge=0, le=INTENSITY_MAX_G_PER_KWH)
-    """Of the site's own power: 0 with direct factors; about 41 for photovoltaics with lifecycle ones (IPCC 2014)."""
+    """Intensity of on-site power: direct factors 0; lifecycle about 41 for photovoltaics (IPCC 2014)."""
     own_share: float | None = Field(default=None, ge=0, le=1)
     """A fixed share; 1 = own power only. None: meter_file tells."""
     meter_file: Path | None = None
@@ -233,12 +233,12 @@ class OverrideSettings(Settings):
 
 
 class PollingSettings(Settings):
-    """Settings of when live providers are asked; how often, and how much in a day, stands with each provider."""
+    """When live providers are asked."""
 
     REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("breaker_failures", "hard_ttl_s"), FIXED)
 
     ask_without_redis: bool = False
-    """Ask although nobody can say who holds the zone. For a feed that is alone: with several, each of them asks."""
+    """Ask while Redis is away. For a single feed: with several, each would ask."""
 
 
 class ForecastSettings(Settings):
@@ -247,15 +247,15 @@ class ForecastSettings(Settings):
     REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("age_max_s", "archive_max", "past_h"), FIXED)
 
     model: Literal["blend", "climatology", "persistence", "none"] = "blend"
-    """Ours that is served where no provider forecasts; all three are archived and scored. `none`: none of ours."""
+    """Model that is served where no provider forecasts; all three are scored."""
     step_s: float = STEP_S
     """Of our forecasts, in the source's time: 900, 1800 or 3600."""
     horizon_s: float = Field(default=HORIZON_S, gt=0, le=14 * 86_400.0)
     """How far ahead ours look, in the source's time."""
     provider_every_s: float = Field(default=1800.0, ge=300)
-    """How often a provider is asked for its forecast, where it has one. Counts towards a quota."""
+    """Interval of requests for the provider's forecast; they count towards the quota."""
     past_every_s: float = Field(default=3600.0, ge=300)
-    """How often a provider is asked for the last day again: values are revised for a day or more."""
+    """Interval of requests for the last day again, as values are revised."""
 
     @field_validator("step_s")
     @classmethod
@@ -271,7 +271,7 @@ class ZoneFields(Settings):
     """Settings of one zone: what is read, and from whom."""
 
     zone: str = Field(default="demo", pattern=r"^[A-Za-z0-9._-]+$")
-    """Name of the zone in every reading; one of the registry (`trefoil carbon zones`), or one's own."""
+    """Zone of every reading: of the registry (`trefoil carbon zones`), or your name."""
     method: Literal["average", "marginal"] = "average"
     """What is read: the average of the grid, or what one more kWh causes."""
     factors: Literal["direct", "lifecycle"] = "lifecycle"
@@ -287,7 +287,7 @@ class ZoneFields(Settings):
     watttime: WattTimeSettings = WattTimeSettings()
     override: OverrideSettings = OverrideSettings()
     late_max_s: float = Field(default=60.0, ge=0)
-    """How long after its end an interval still holds: the delay with which the zone is published."""
+    """How long after its end an interval still holds."""
     carry_max_s: float = Field(default=3600.0, gt=0)
     """How long the last value stands in for a provider that fails, before static_g_per_kwh does."""
     static_g_per_kwh: float | None = Field(default=None, ge=0, le=INTENSITY_MAX_G_PER_KWH)

@@ -36,7 +36,7 @@ class CarbonSettings(Settings):
     wait_s: float = Field(default=10.0, ge=0)
     """How long the first plan waits for that reading."""
     rungs_refused: tuple[str, ...] = ()
-    """Rungs of the feed's ladder that are not planned by: they trigger nothing, the last reading of another stands."""
+    """Rungs of the carbon ladder that are not planned by."""
     forecast: bool = True
     """Plan budgets by carbon:forecast, where the feed has one; false: by the intensities seen."""
 
@@ -148,8 +148,7 @@ class ObjectiveTerms(Settings):
     }
 
     type: Literal["budget", "instant", "lambda"] = "budget"
-    """What the floor binds. budget: the mean of window_s; instant: every moment; lambda: nothing, carbon is weighed
-    against accuracy."""
+    """What the floor binds. budget: the mean of window_s; instant: every moment; lambda: nothing."""
     slo: Slo
     accuracy: Accuracy = Accuracy()
     availability: Availability = Availability()
@@ -184,8 +183,7 @@ class ObjectiveTerms(Settings):
 
 
 class ObjectiveSettings(ObjectiveTerms):
-    """Objective of a family; it is in force until a command changes the family's (`trefoil objective set`), and after
-    its `--reset` again."""
+    """Objective of a family, until `trefoil objective set`, and after its `--reset`."""
 
     family: str
     """Whose objective it is."""
@@ -234,17 +232,17 @@ class RolloutSettings(Settings):
     ack_timeout_s: float = Field(default=10.0, gt=0)
     """How long to wait for a dispatcher that is alive but does not take the table."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
-    """After it the agent stops the slice all the same; requests in flight on it may fail."""
+    """After it the agent stops the slice; its requests in flight may fail."""
     poll_s: float = Field(default=0.1, gt=0)
     """How often agents and acknowledgements are looked at."""
     retry_s: float = Field(default=10.0, gt=0)
     """Between attempts at a halted rollout."""
     refusal_retry_s: float = Field(default=600.0, gt=0)
-    """How long a place that an agent refused is planned around, where no status says that the reason is gone."""
+    """How long a refused place is planned around without a status to the contrary."""
 
 
 class ExploreSettings(Settings):
-    """Settings of exploring: how candidates are measured on the running system, and when that is broken off."""
+    """How candidates are measured on the running system."""
 
     REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("meter_wait_s", "pause_s", "p95_requests_min", "backlog_s_max", "queue_share_max"), FIXED
@@ -253,7 +251,7 @@ class ExploreSettings(Settings):
     settle_s: float = Field(default=2.0, ge=0)
     """After a rollout, before load windows count."""
     settle_max_s: float = Field(default=10.0, gt=0)
-    """How long to wait for the queue that the rollout left to drain; from cold, for it to grow shorter."""
+    """How long the queue left by the rollout may take to drain; from cold, to shrink."""
     exploration_max_s: float = Field(default=900.0, gt=0)
     """After it an exploration ends, whatever its planner wants; time without any load does not count."""
     p95_ratio_max: float = Field(default=4.0, gt=1)
@@ -296,32 +294,28 @@ class ControlSettings(Settings):
     }
 
     max_watts: float = Field(default=0.0, ge=0)
-    """Cap on the planned power of the fleet [W], in the mean, GPUs that sleep included; 0: none. A command
-    (`trefoil objective fleet`) wins until its `--reset`."""
+    """Cap on the fleet's planned mean power [W]; 0: none. A command (`trefoil objective fleet`) wins until its
+    `--reset`."""
     pue: float = Field(default=1.2, ge=1)
     """Power usage effectiveness of the site: joules of devices times this are counted."""
     tick_s: float | None = Field(default=None, gt=0)
-    """Period of the loop; not set in a scenario: 1 s request by request, its `step_s` in fluid."""
+    """Period of the loop; scenarios: 1 s by request, `step_s` in fluid."""
     tick_min_s: float = Field(default=0.0, ge=0)
-    """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
+    """Least time after a decision before a planner's timer runs it again."""
     move_horizon_s: float = Field(default=600.0, gt=0)
     """Wall time over which a reconfiguration has to pay back."""
     demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
-    """Demand to plan for until the load has come near it, by family; where a scenario does not name one: the mean of
-    its first ten minutes."""
+    """Demand to plan for at first, by family; scenarios: the mean of the first ten minutes."""
     demand_fixed: dict[str, FixedDemand] = Field(default_factory=dict)
     """Planned for instead of what is observed, by family; what arrives is still counted and reported."""
     causes: tuple[str, ...] | None = None
-    """Triggers that may fire instead of the policy's own; start, loss, objective and tick are always on."""
+    """Triggers instead of the policy's; start, loss, objective and tick are always on."""
     start_s: float | None = Field(default=None, ge=0)
-    """Start of a Triton, added to wake_s and load_s as the time that a growing load must be foreseen; not set in a
-    scenario: `costs.start_s`."""
+    """Start of a Triton, by which growing load is foreseen; scenarios: `costs.start_s`."""
     slo_boost_wear_s: float = Field(default=60.0, gt=0)
-    """In which the raise of the demand after SLO breaches wears off. Longer where profiles are modelled: their error
-    does not pass."""
+    """Decay time of the raised demand after SLO breaches; longer with modelled profiles."""
     measure_s: float | None = Field(default=None, gt=0)
-    """Load windows of so long a time are what latency and attainment rest on; not set in a scenario: 10 s, at least a
-    tick."""
+    """Span of load windows for latency and attainment; scenarios: 10 s, at least a tick."""
     triggers: TriggerSettings = TriggerSettings()
     rollout: RolloutSettings = RolloutSettings()
     explore: ExploreSettings = ExploreSettings()
@@ -355,8 +349,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
     """Settings of planner and forecaster by their names, e.g. parts.forecaster.smooth_s; over those of the policy."""
     own_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Routers, queues and governors of one's own that pinned plans may name, as module:Class by kind, e.g.
-    own_parts.router. The controller imports none of them; dispatchers and agents have the same setting."""
+    """Your routers, queues and governors (module:Class, by kind) that pinned plans may name."""
     model_repository: Path = Path("model_repository")
     """Folder of families."""
     profile_overrides: dict[str, Path] = Field(default_factory=dict)
@@ -364,15 +357,13 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     objectives: tuple[ObjectiveSettings, ...] = ()
     carbon: CarbonSettings = CarbonSettings()
     mode: str = "act"
-    """observe: meter only; advise: plan and predict; act: roll out. A command (`trefoil mode`) wins until its
-    `--reset`."""
+    """observe: meter only; advise: plan; act: roll out. `trefoil mode` wins until its `--reset`."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
     plan_key_file: Path | None = None
-    """File with the key by which plans in Redis are signed, as the agents have it; docs/operations.md."""
+    """File with the key that signs plans (docs/howto/secrets.md)."""
     embodied_lifetime_years: float = Field(default=4.0, gt=0)
-    """Over which reports write off what making a device emitted (`embodied_g` of its type): as long as servers are
-    commonly kept."""
+    """Years over which reports spread a device's `embodied_g`."""
     solve_timeout_s: float = Field(default=20.0, gt=0)
     """A planner that takes longer is abandoned: the last plan stays and the decision says so."""
     node_stale_s: float = Field(default=5.0, gt=0)

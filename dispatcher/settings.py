@@ -55,99 +55,86 @@ class DispatcherSettings(WorkerPlace):
     rest_address: str = ""
     """host:port of KServe v2 over HTTP/1.1 (Triton's own is 8000); empty = none."""
     rest_json_bytes_max: int = Field(-1, ge=-1)
-    """Largest JSON part of a REST request; -1 = message_bytes_max. It is read in about 40 ms a MiB: from 256 KiB on in
-    a process of its own, from 4 MiB on in a second one. Each takes one request after the other."""
+    """Largest JSON part of a REST request; -1 = message_bytes_max. Parts from 256 KiB are read in separate processes,
+    about 40 ms a MiB."""
     rest_json_memory_bytes_max: int = Field(2**30, ge=2**26)
-    """Memory that each of these processes takes beyond what it starts with; a body that needs more is refused. JSON
-    takes up to 30 times its bytes while it is read."""
+    """Memory of each of these processes; JSON takes up to 30 times its bytes."""
     front_tls_certificate: Path | None = None
     """PEM chain of the inference and REST ports; without it they take tls_certificate."""
     front_tls_key: Path | None = None
     """PEM key of the inference and REST ports."""
     front_client_ca: Path | None = None
-    """PEM certificates that clients of the two ports must present one from (mTLS); none = no client certificate."""
+    """PEM of the authorities of client certificates (mTLS); none = no client certificate."""
     tenants_file: Path | None = None
-    """TOML of tenants, their tokens, roles and limits; without it `token` alone opens the front, or nothing does."""
+    """TOML of tenants with tokens, roles and limits."""
     front_open: bool = False
-    """The inference and REST ports ask nobody for a token, though the admin port does; without tenants_file only."""
+    """The inference and REST ports need no token; not with tenants_file."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks of proxies in front of the inference and REST ports: their `x-forwarded-for` names the
-    client that shares a queue. Of others that header is not read."""
+    """Addresses or networks of proxies whose `x-forwarded-for` names the client."""
     tenants_max: int = Field(100, ge=1)
     """Tenants that the file may name: each is counted apart."""
     workers: int = Field(1, ge=1, le=64)
-    """Processes that share the ports. A worker costs about 90 MiB and feeds up to about 2,500 small requests a second;
-    a client connection stays with one of them."""
+    """Processes that share the ports; each takes about 90 MiB and about 2,500 small requests a second."""
     peer_address: str = ""
-    """host:port at which dispatchers on other hosts reach worker 0 (worker i at port + i); empty = a Unix socket in
-    state_dir, for dispatchers of this host alone."""
+    """host:port of worker 0 for dispatchers on other hosts (worker i: port + i); empty = a Unix socket."""
     peer_name: str = ""
     """Whom the certificates of other dispatchers have to name; empty = the host of their peer_address."""
     connection_age_max_s: float = Field(0.0, ge=0)
-    """Client connections are asked to reconnect at this age, so that workers share them out again; 0 = never."""
+    """Age at which client connections are asked to reconnect; 0 = never."""
     router: str = ""
-    """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
+    """Router instead of the plan's: a name, or module:Class."""
     queue: str = ""
-    """A queue instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
+    """Queue instead of the plan's: a name, or module:Class."""
     own_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Routers and queues of one's own that plans may name, as module:Class by kind, e.g. own_parts.router. They are
-    imported at the start. A plan that names another module is refused, and nothing of it is imported."""
+    """Your routers and queues (module:Class, by kind) that plans may name; imported at the start."""
     lengths_folder: Path = Path("model_repository/pydoc/lengths-tiny")
-    """What predicts the lengths of generated answers, for plans whose queue goes by them (`ssjf`): a folder of
-    `trefoil lengths train`, which makes one for several families from a log of prompts and answers. The default
-    predicts those of `pydoc`. Families without a predictor are served first come, first served."""
+    """Predictor of answer lengths for queue `ssjf`: a folder of `trefoil lengths train`; the default predicts `pydoc`.
+    Families without one are served first come, first served."""
     message_bytes_max: int = Field(64 * 2**20, ge=-1)
-    """Largest request accepted, once decompressed, as JSON too; -1 = no limit, also of what a few compressed bytes can
-    become."""
+    """Largest request, decompressed or as JSON; -1 = no limit."""
     held_bytes_max: int = Field(2**30, ge=1)
-    """Messages that a worker holds at once over all gRPC connections: requests until they are answered, and answers
-    that their clients have not read. Beyond it requests are refused; answers may take half of it, beyond which the
-    client that reads least is cut off."""
+    """Requests and unread answers that a worker holds. Beyond it requests are refused; answers may take half."""
     connection_unread_bytes_max: int = Field(256 * 2**20, ge=1)
     """Answers that one connection has not read, beyond which its requests are refused."""
     head_bytes_max: int = Field(16 * 2**20, ge=1)
-    """Largest part of a request beside its raw_input_contents: names, parameters, tensors as typed contents. Parsed it
-    takes up to ten times as much memory."""
+    """Largest part of a request without its raw_input_contents; parsed it takes up to ten times that."""
     window_s: float = Field(0.5, gt=0)
     """How often a load window is flushed."""
     plan_key_file: Path | None = None
-    """File with the routes keys by which plans in Redis are signed, one a line, at most two; docs/operations.md. None:
+    """File with the routes keys that verify plans, one a line, at most two (docs/howto/secrets.md). None: unsigned
     plans are obeyed from a Redis on loopback, or with `insecure`."""
     ack_s: float = Field(1.0, gt=0)
     """How often the table is acknowledged, beyond every change of it."""
     no_slice_wait_s: float = Field(20.0, ge=0)
-    """How long requests wait for a family that had a live slice and lost the last one."""
+    """How long requests wait for a family that lost its last live slice."""
     hang_quiet_s: float = Field(0.4, gt=0)
-    """A slice that has requests of a model and answers none for so long is asked whether it is alive."""
+    """A slice that answers no request of a model for this long is probed."""
     idle_probe_s: float = Field(2.0, ge=0)
-    """A slice without requests is asked this often, so that none is lost on finding out; 0 = never."""
+    """Interval of probes of slices without requests; 0 = never."""
     hung_fail_s: float = Field(10.0, gt=0)
-    """After how long on a hung slice its requests fail; until then they wait, for it may go on."""
+    """How long requests wait on a hung slice before they fail."""
     late_strikes: int = Field(3, ge=1)
     """Deadlines in a row that pass on a slice before it is probed as late."""
     fault_strikes: int = Field(8, ge=1)
-    """Errors of a server's kind in a row on a slice after which a probe that fails in the same way ejects it as
-    sick."""
+    """Server errors in a row on a slice before a failing probe ejects it as sick."""
     cancel_grace_s: float = Field(0.5, ge=0)
-    """How long a request or stream whose client left may still take on its slice. It keeps its credit until then, or
-    until this time is over; then it is cancelled there."""
+    """How long a request whose client left may still run on its slice."""
     deadline_s: float = Field(0.0, ge=0)
     """Deadline of requests that name none, for families without one in `deadlines_s`; 0 = none."""
     deadlines_s: dict[str, float] = Field(default_factory=dict)
     """Deadline of requests that name none, by family."""
     retry_ratio: float = Field(0.1, ge=0, le=1)
-    """Requests that may be tried again, as a share of those that arrive. Only what no slice took is tried again."""
+    """Budget of retries, as a share of arriving requests."""
     node_stale_s: float = Field(5.0, gt=0)
     """Past this age of a node's status its slices are probed from here."""
     stale_probe_s: float = Field(2.0, gt=0)
     """How often slices of a node with a stale status are probed."""
     drain_s: float = Field(1.0, ge=0)
-    """How long it goes on serving, and says that it is not ready, once it was told to stop: behind a load balancer, as
-    long as that needs to notice."""
+    """How long it serves, not ready, after SIGTERM; longer than a load balancer's checks."""
     stop_grace_s: float = Field(3.0, ge=0)
     """How long requests in flight may take after that."""
     stream_requests_max: int = Field(128, ge=1)
-    """Requests of one client stream that are under way at once; the next are not read until one has been answered."""
+    """Requests of one client stream at once; the next wait."""
     sequences_max: int = Field(10_000, ge=1)
     """Open sequences of one family."""
     sequence_requests_max: int = Field(128, ge=1)
@@ -155,8 +142,7 @@ class DispatcherSettings(WorkerPlace):
     classes_max: int = Field(16, ge=1)
     """Values of trefoil_class that are counted apart; the rest is "other"."""
     otel_endpoint: str = ""
-    """http://host:port, or https, of an OpenTelemetry collector (OTLP over gRPC) that the spans of requests go to;
-    empty = none are made. Needs trefoil[otel]."""
+    """http(s)://host:port of an OpenTelemetry collector (OTLP over gRPC); empty = no spans. Needs trefoil[otel]."""
     log_every_requests: int = Field(1000, ge=1)
     """One canonical log line every so many requests of a family."""
     log_failures_per_s: float = Field(5.0, ge=0)

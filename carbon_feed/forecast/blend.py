@@ -1,6 +1,6 @@
 """Half yesterday, half the mean day of the week, and the error of that at the newest value, fading.
 
-Source: own; closed form, no training. Figures on real grids, beside the two it is made of: docs/carbon-forecasts.md.
+Source: own; closed form, no training. Figures on real grids: docs/carbon.md, Forecasts.
 Data: values v of equal steps, the last known one a steps old (0 = it has just ended); P steps a day.
 Formulation: b(t) = 0.5 persistence(t) + 0.5 climatology(t); e = v(newest known) - b(there), from days before it;
 f(h) = b(h) + e * exp(-(h + a) / tau), tau = 12 h; a negative value becomes 0.
@@ -25,7 +25,7 @@ from carbon_feed.forecast.daily_rows import (
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Blend of persistence and climatology. Both constants are flat optima: docs/carbon-forecasts.md."""
+    """Blend of persistence and climatology. Both constants are flat optima: docs/carbon.md."""
 
     name: str = "blend"
     yesterday_share: float = 0.5

@@ -29,7 +29,7 @@ class HoltWintersSettings(PartSettings):
     """What can be set of it."""
 
     season: int = Field(default=0, ge=0, le=720)
-    """Minutes after which load repeats; 0: it has no season. Two of them must have been seen."""
+    """Minutes after which load repeats, seen twice; 0: no season."""
 
 
 class HoltWinters:

@@ -36,7 +36,7 @@ class LstmSettings(PartSettings):
     REMOVED: ClassVar = {"weights": "one model ships; name your own as parts.forecaster.model"}
 
     model: str = ""
-    """Model instead of the shipped one, as `trefoil forecast train` wrote it: an ONNX file with its card beside it."""
+    """Your model instead, an ONNX file of `trefoil forecast train` with its card."""
     late_ms: float = Field(default=50.0, gt=0)
     """A slower answer is not used, and the model left alone for a minute."""
 

@@ -1,4 +1,4 @@
-"""A queue of one's own, as docs/policies.md shows one: `--queue tests.support.own_queue:Urgent`."""
+"""A queue of one's own, as docs/howto/own-policy.md shows one: `--queue tests.support.own_queue:Urgent`."""
 
 from collections.abc import Hashable, Sequence
 

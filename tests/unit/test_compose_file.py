@@ -1,4 +1,4 @@
-"""docker-compose.yml: what docs/operations.md promises of users and secrets."""
+"""docker-compose.yml: what docs/howto/compose.md promises of users and secrets."""
 
 import os
 import shutil

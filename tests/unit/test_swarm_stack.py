@@ -1,4 +1,4 @@
-"""deploy/swarm/trefoil.yml: what its header and docs/operations.md promise of every service."""
+"""deploy/swarm/trefoil.yml: what its header and docs/howto/swarm.md promise of every service."""
 
 import re
 import subprocess

@@ -69,7 +69,7 @@ def test_the_unit_of_the_whole_system_runs_the_supervisor_in_the_foreground(tmp_
 
 
 def test_the_docs_install_each_unit_by_its_file():
-    pages = "\n".join((ROOT / "docs" / name).read_text() for name in ("adopt.md", "operations.md"))
+    pages = "\n".join((ROOT / "docs" / name).read_text() for name in ("first-node.md", "howto/several-hosts.md"))
     for path in UNITS:
         assert f"deploy/systemd/{path.name}" in pages, path.name
     assert "[Service]" not in pages, "a unit is shown where it ships as a file"

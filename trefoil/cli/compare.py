@@ -30,7 +30,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for comparison.json, .csv, .png and .html.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare policies: the same arrivals and carbon for each, and savings only beside attainment and accuracy."""
+    """Compare policies: equal arrivals and carbon for each; savings with attainment and accuracy."""
     with ticking(quiet=as_json) as say:
         from trefoil.comparison.runs import compare as compare_policies
         from trefoil.comparison.runs import split_values

@@ -20,11 +20,11 @@ app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Forecasts of load.")
 @app.command("train")
 @slow
 def train(
-    traces: Annotated[list[Path], typer.Argument(help="CSVs of requests to train on, beside generated load.")],
+    traces: Annotated[list[Path], typer.Argument(help="CSVs of requests to train on, besides generated load.")],
     held_out: Annotated[
         list[Path] | None, typer.Option("--held-out", help="Traces that it will be tested on: refused among TRACES.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="ONNX file; the card is written beside it.")] = Path(
+    out: Annotated[Path, typer.Option(help="ONNX file; the card is written to its folder.")] = Path(
         "out/forecast/lstm.onnx"
     ),
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 23,

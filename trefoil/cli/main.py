@@ -33,7 +33,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "operate.control:mode",
         "observe: meter and report only; advise: plan and predict, touch nothing; act: carry plans out.",
     ),
-    "freeze": ("operate.control:freeze", "Keep the plan in force as it is; metering and reports go on."),
+    "freeze": ("operate.control:freeze", "Keep the plan in force; metering and reports go on."),
     "pin": (
         "operate.control:pin",
         "Roll a plan out from a file and keep it until the next pin, rollback, or `pin --off`.",
@@ -43,7 +43,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "operate.decisions:explain_request",
         "Show to which slice the dispatcher would give a request now, how every other stands, and why.",
     ),
-    "replan": ("operate.control:replan", "Decide now, whatever the triggers say, and show what came of it."),
+    "replan": ("operate.control:replan", "Decide now, whatever the triggers say, and show the result."),
     "rollout": ("operate.decisions:rollout", "Show how far the rollout is that leads to the plan in force."),
     "load": (
         "load.command:load",
@@ -57,7 +57,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "simulate": ("simulate:simulate", "Simulate a scenario: same scenario and seed, same bytes."),
     "compare": (
         "compare:compare",
-        "Compare policies: the same arrivals and carbon for each, and savings only beside attainment and accuracy.",
+        "Compare policies: equal arrivals and carbon for each; savings with attainment and accuracy.",
     ),
     "policy": (
         "policy:policy",
@@ -74,8 +74,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "carbon": ("carbon.commands:app", "Grid carbon intensity and its forecasts."),
     "forecast": ("forecasting:app", "Forecasts of load."),
     "lengths": ("lengths:app", "Lengths of generated answers, predicted."),
-    "setup": ("setup:app", "What a system needs beside this package."),
-    "deploy": ("deploy.commands:app", "Deployments by Docker Compose (docs/operations.md)."),
+    "setup": ("setup:app", "Install what a system needs apart from this package."),
+    "deploy": ("deploy.commands:app", "Deployments by Docker Compose (docs/howto/compose.md)."),
 }
 """Commands and groups by name: where each is defined under `trefoil.cli`, first sentence of its help ("" = hidden)."""
 
@@ -89,10 +89,11 @@ class Program(Guarded):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, name and _import_command(name), rest
+        return name, name and import_command(name), rest
 
 
-def _import_command(name: str) -> Any:
+def import_command(name: str) -> Any:
+    """Command or group of a name of `COMMANDS`, with its module imported."""
     where, text = COMMANDS[name]
     module, _, attribute = where.partition(":")
     found = getattr(import_module(f"trefoil.cli.{module}"), attribute)

@@ -42,7 +42,7 @@ BinS = Annotated[float, typer.Option("--bin-s", min=0, help="Seconds that a row 
 
 Config = Annotated[Path, typer.Option("--config", help="Settings file.", show_default=True)]
 PortOffset = Annotated[
-    int, typer.Option("--port-offset", help="Move every port by this: a second system beside a first.")
+    int, typer.Option("--port-offset", help="Move every port by this: for a second system on this machine.")
 ]
 Workers = Annotated[
     int | None,
@@ -57,7 +57,7 @@ CONTROLLER_VARIABLE: Final = "TREFOIL_CONTROLLER"
 @dataclass(frozen=True, slots=True)
 class SystemAddress:
     """Where a command finds a system: its state directory on this machine, or its controllers ("host:port,host:port",
-    of which it asks whoever leads) with what they want to be shown. None: by the environment (docs/operations.md)."""
+    of which it asks whoever leads) with what they want to be shown. None: by the environment (docs/settings.md)."""
 
     state_dir: str = DEFAULT_STATE_DIR
     controller: str = ""

@@ -25,12 +25,12 @@ NEWEST: Final = (3, 12)
 """Newest Python with a wheel of the numpy that the Triton environment holds."""
 VERSION: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
 
-app = typer.Typer(cls=Guarded, no_args_is_help=True, help="What a system needs beside this package.")
+app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Install what a system needs apart from this package.")
 
 
 @app.command()
 def triton(as_json: AsJson = False) -> None:
-    """Make the Triton environment; one that is there already and as the lock files say stays as it is."""
+    """Make the Triton environment; one that matches the lock files stays unchanged."""
     folder, (python, version) = triton_environment(), _python()
     made = _stamp(version) != _read(folder / READY)
     if made:

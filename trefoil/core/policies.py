@@ -62,7 +62,7 @@ CARBON: Final = ("start", "carbon", "load", "slo", "scale", "objective", "loss")
 MEASURED: Final = ("start", "carbon", "load", "slo", "accuracy", "objective", "loss")
 BY_P95: Final[Mapping[str, Mapping[str, Value]]] = {Kind.GOVERNOR: {"statistic": "p95", "slack": 0.5}}
 """Of `miad`, as it is reproduced: the mean, as published, says nothing of a tail, and at a slack of 0.05 queues have
-grown before it sees them (docs/clocks.md)."""
+grown before it sees them (docs/energy.md)."""
 GOVERNED: Final[Mapping[str, Mapping[str, Value]]] = {
     Kind.PLANNER: {"clocks": "governed"},
     Kind.GOVERNOR: {"statistic": "slo", "slack": 0.0},  # the planner fills slices up to the SLO

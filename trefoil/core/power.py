@@ -12,7 +12,7 @@ clock_law c1 r + c3 r^3 with r = f / f_max: linear at constant voltage, cubic wh
 A clock that is not profiled, in the simulated driver, pace files, the simulator and planners (`rows_at`): between two
 profiled clocks a time is linear in 1/f; beyond them the part `clock_sensitivity` of it follows the clock (`stretch`).
 Active power follows `clock_law`. Without rows at two clocks and without a stated sensitivity all of the time follows
-the clock, the pessimistic assumption. docs/clocks.md has the sources.
+the clock, the pessimistic assumption. docs/energy.md has the sources.
 
 `saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this:
 truth and estimate differ on purpose, by at most CONCAVITY of a small load.

@@ -105,8 +105,8 @@ class ServiceSettings(Settings):
     tls_key: Path | None = None
     """PEM key of the admin server."""
     tls_ca: Path | None = None
-    """PEM certificate of the authority that signed those of all services. With it callers must show one (mutual TLS),
-    and this service calls others over TLS, showing its own. None: whoever has the token may call; it calls in clear."""
+    """PEM of the authority of all services' certificates; switches mutual TLS on. None: clear text, and the token alone
+    permits a call."""
     token: SecretStr | None = None
     """Bearer token that callers of the admin server must present; it opens everything."""
     token_file: Path | None = None

@@ -43,7 +43,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_clock_offset_seconds",
         "gauge",
-        "Time by which the service's clock is ahead of that of Redis, as far as it is sure; NaN = not known yet.",
+        "Least time by which the service's clock is ahead of that of Redis; NaN = not known yet.",
     ),
     Metric(
         "trefoil_tls_expiry_timestamp_seconds",
@@ -411,7 +411,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         POWER_AGENT,
     ),
     Metric(
-        "trefoil_energy_counter_resets_total", "counter", "Energy counters that began anew.", ("device",), POWER_AGENT
+        "trefoil_energy_counter_resets_total", "counter", "Energy counters that restarted.", ("device",), POWER_AGENT
     ),
     Metric("trefoil_device_clock_hertz", "gauge", "SM clock.", ("device",), POWER_AGENT),
     Metric("trefoil_device_temperature_celsius", "gauge", "GPU temperature.", ("device",), POWER_AGENT),

@@ -284,7 +284,7 @@ class CertificatesComponent:
                 soon.append(f"of {whose} at {datetime.fromtimestamp(end_s, UTC).isoformat(timespec='seconds')}")
         if not soon and not self._said:
             return
-        why = f"certificates end: {', '.join(soon)}. Remedy: renew them (docs/operations.md, TLS)" if soon else ""
+        why = f"certificates end: {', '.join(soon)}. Remedy: renew them (docs/howto/tls.md)" if soon else ""
         if why != self._said:
             self._said, log = why, structlog.get_logger()
             log.warning("certificates end soon", why=why) if soon else log.info("certificates have been renewed")

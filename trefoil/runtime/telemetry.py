@@ -195,9 +195,9 @@ def markdown() -> str:
     lines += _table("Triton, through the power agent", TRITON_METRICS)
     lines += [
         "",
-        "An agent asks its Tritons when its own page is asked for, and passes on all that begins with `nv_`, labelled",
+        "The agent's page passes all `nv_*` metrics of its Tritons on, labelled by `slice`, `family` and `variant`.",
+        "Dashboards use these.",
     ]
-    lines += ["by `slice`, `family` and `variant`. These are what dashboards rest on."]
     return "\n".join(lines) + "\n"
 
 

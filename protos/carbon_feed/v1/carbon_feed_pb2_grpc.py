@@ -93,14 +93,14 @@ class CarbonFeedServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchIntensity(self, request, context):
-        """The reading now, then each new one, or those that tell something.
+        """The reading now, then each new one, or those that differ enough.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHistory(self, request, context):
-        """What is believed of the past, or was at an earlier time.
+        """Accepted values of the past, as known now or at an earlier time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,14 +121,14 @@ class CarbonFeedServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetScores(self, request, context):
-        """What past forecasts were worth.
+        """Errors of past forecasts by lead time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListForecasts(self, request, context):
-        """Forecasts as they were issued, oldest first, model by model, each with what came.
+        """Forecasts as they were issued, oldest first, model by model, each with the values that followed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,7 +142,7 @@ class CarbonFeedServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetZoneHealth(self, request, context):
-        """How each zone's feed stands.
+        """State of each zone: holder, rung, staleness, quota, breaker, last error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

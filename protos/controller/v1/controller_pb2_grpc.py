@@ -171,20 +171,22 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetObjectives(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Objectives, and the watt cap, each with its number.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadFamily(self, request, context):
-        """Families onto whole devices, under a policy that shares them: who may serve where. Weights of all who share follow.
+        """Lets a family use whole devices, under a policy that shares them. Weights of all families there follow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadFamily(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Takes whole devices from a family, under such a policy.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -197,7 +199,8 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartFamily(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Brings a stopped family back into service.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -245,15 +248,15 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Replan(self, request, context):
-        """Decides now, whatever the triggers say, and answers what came of it. Asked twice, the second finds nothing to do.
+        """Decides now, whatever the triggers say, and answers the result. A second call changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LendDevice(self, request, context):
-        """Lends a device to a command that uses it alone for `lease_s`, to be asked again before: others are planned around it
-        and it holds what is asked. Refused where the others' objectives would be missed without it, unless `force`.
+        """Lends a device for `lease_s` to a command that uses it alone; renew it by another call. Plans leave it out. Refused
+        where objectives would be missed without it, unless `force`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -295,7 +298,7 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetReport(self, request, context):
-        """The books: joules, grams and answers of each family and hour.
+        """Joules, grams and answers of each family and hour.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -67,7 +67,7 @@ class DispatcherServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """Each load window as it is flushed.
+        """Each load window when it is flushed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,8 +81,8 @@ class DispatcherServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes this dispatcher with all its workers out of service, or back into it. It turns not ready, other dispatchers
-        take over its credits, and whatever comes all the same is answered. Changes nothing when repeated.
+        """Takes this dispatcher with all its workers out of service, or back into it. It turns not ready, and
+        other dispatchers take over its credits. Requests that still arrive are answered. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -98,7 +98,8 @@ class PowerAgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The node: devices, slices, clocks, capabilities.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -146,7 +147,7 @@ class PowerAgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Adopt(self, request, context):
-        """Takes over, by an operator's word, what runs on the node and is not proven to be its agent's. Idempotent.
+        """Takes over what runs on the node and is not proven to be its agent's. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

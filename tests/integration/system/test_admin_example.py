@@ -1,4 +1,4 @@
-"""The program of docs/reports.md, and operator commands by a controller's address, against a system of `trefoil up`."""
+"""The program of docs/monitoring.md, and commands by a controller's address, against a system of `trefoil up`."""
 
 import asyncio
 import csv

@@ -71,7 +71,7 @@ def test_a_site_with_power_of_its_own_and_the_settings_of_a_trace_pass_through(t
 
 def test_what_the_documents_say_of_up_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EM_TOKEN", "s3cret")
-    for page in ("carbon.md", "operations.md"):
+    for page in ("carbon.md", "first-node.md"):
         text = (SHIPPED.parents[1] / "docs" / page).read_text()
         lines = [line.partition("#")[0].split() for line in text.splitlines() if line.startswith("trefoil up --set")]
         assert lines

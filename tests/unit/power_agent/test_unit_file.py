@@ -11,7 +11,7 @@ import pytest
 from trefoil.runtime.service import SHUTDOWN_S
 
 UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "power-agent.service"
-NEWER_KEYS = ("DelegateSubgroup",)  # systemd 254; an older one ignores it, see docs/operations.md
+NEWER_KEYS = ("DelegateSubgroup",)  # systemd 254; an older one ignores it, see docs/howto/gpu-node.md
 EXPOSURE_MAX = 3.6  # of systemd's own scale, 10 = no protection at all; 2.8 before Tritons got users of their own
 HARDENED = (
     "NoNewPrivileges ProtectHome PrivateTmp ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules "

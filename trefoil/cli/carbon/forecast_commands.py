@@ -271,7 +271,7 @@ def history(
     zone: ZoneArgument = "",
     since: Annotated[str, typer.Option("--from", help="ISO 8601 time, or how long ago: 90min, 24h, 7d.")] = "24h",
     until: Annotated[str, typer.Option("--to", help="The same; default: now.")] = "",
-    as_of: Annotated[str, typer.Option("--as-of", help="As it was known then; default: as it is known now.")] = "",
+    as_of: Annotated[str, typer.Option("--as-of", help="Values as known at this time; default: now.")] = "",
     revisions: Annotated[
         bool, typer.Option("--revisions", help="Every version of every interval, not only what is believed.")
     ] = False,

@@ -11,7 +11,7 @@ from trefoil.cli.guarded import Guarded
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.core.errors import InvalidInput, SettingError
 
-app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Deployments by Docker Compose (docs/operations.md).")
+app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Deployments by Docker Compose (docs/howto/compose.md).")
 
 PROFILES: Final = ("", "node", "gpu")
 MODELS: Final = Path("model_repository")

@@ -120,7 +120,7 @@ def import_(
     load_s: Annotated[list[str] | None, PerModel] = None,
     macs: Annotated[list[str] | None, PerModel] = None,
     assume: Annotated[
-        bool, typer.Option("--assume", help="Also write a profile that nobody measured, from what each graph does.")
+        bool, typer.Option("--assume", help="Also write a synthetic profile, from what each graph does.")
     ] = False,
     shape: Shapes = None,
     link: Annotated[bool, typer.Option("--link", help="Hard links instead of copies, on one file system.")] = False,
@@ -169,7 +169,7 @@ def assume(
     repository: Repository = MODELS,
     as_json: AsJson = False,
 ) -> None:
-    """Write a profile that nobody measured, from multiply-adds and bytes of each graph (basis synthetic)."""
+    """Write a synthetic profile, from multiply-adds and bytes of each graph; nothing is measured."""
     from trefoil.cli.family.assume import write_assumed
     from trefoil.runtime.repository import PROFILE_FILE, family_folder
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def profile(
     family: Annotated[str, typer.Argument(help="A folder of the model repository, e.g. digits.")],
     agent: Annotated[str, typer.Option(help="host:port of the power agent of a node to use alone.")] = "",
-    triton: Annotated[str, typer.Option(help="host:port of one slice's Triton, measured as it is.")] = "",
+    triton: Annotated[str, typer.Option(help="host:port of one slice's Triton, measured unchanged.")] = "",
     device: Annotated[
         str, typer.Option(help="Device to borrow, <node>/gpu<i>; with --triton and --agent: the one it is on.")
     ] = "",

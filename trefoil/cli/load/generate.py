@@ -23,7 +23,7 @@ def generate(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Stream a text from a generative family as it is made, and say what it cost."""
+    """Stream a text from a generative family, and say what it cost."""
     from trefoil.api.client import Client
 
     with Client(address or asyncio.run(_inference(Path(state_dir)))) as client:

@@ -356,7 +356,7 @@ def freeze(
     where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
-    """Keep the plan in force as it is; metering and reports go on. --off ends it."""
+    """Keep the plan in force; metering and reports go on. --off ends it."""
     from protos.controller.v1 import controller_pb2
 
     request = controller_pb2.FreezeRequest(frozen=not off)
@@ -399,7 +399,7 @@ def replan(
     where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
-    """Decide now, whatever the triggers say, and show what came of it. Modes, freeze and pin hold as ever."""
+    """Decide now, whatever the triggers say, and show the result. Modes, freeze and pin hold as ever."""
     from protos.controller.v1 import controller_pb2
 
     request = controller_pb2.ReplanRequest(cause=cause, why=why)

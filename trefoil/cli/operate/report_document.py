@@ -1,6 +1,6 @@
 """Document of a report: what was drawn and emitted for whom, how well that is known, and the SCI, from the books.
 
-Books are sums by family and hour (docs/reports.md). Meters know no tenants: each hour's energy of a family is split
+Books are sums by family and hour (docs/monitoring.md). Meters know no tenants: each hour's energy of a family is split
 among those who asked by what their receipts say, or by answers in an hour without receipts. What is not known is None,
 with a reason in `unknown`; parts always sum to their whole, and what no part accounts for is a part of its own.
 """

@@ -35,7 +35,7 @@ AnySystem = TypeVar("AnySystem", bound="System")
 
 
 class Fleet(Settings):
-    """Fleet of one node: simulated, whose GPUs say so in everything they report, or this machine's own."""
+    """Fleet of one node: simulated, or this machine."""
 
     node: str = "node0"  # name of the node
     kind: Literal["simulated", "real"] = "simulated"  # real: the GPUs that NVML finds here, and the CPUs if they serve
@@ -66,19 +66,18 @@ class ServedFamily(Settings):
 
     name: str = "digits"  # folder of the family
     repository: Path = MODELS  # where it lies; by default one's own families, then those that ship
-    # A profile.csv that stands for the family's own, e.g. one of equal joules for every variant: then no plan can
-    # save anything, and a saving that remains is an error of measurement.
+    # A profile.csv that stands for the family's own, e.g. one of equal joules, with which no plan can save anything.
     profile_override: Path | None = None
 
 
 class OwnLatency(Settings):
-    """Latency of the SLO of a family beside the first, whose percentile is the first's."""
+    """Latency of a further family's SLO, whose percentile is the first's."""
 
     latency_ms: float = Field(default=0.0, ge=0)  # 0: the first's
 
 
 class FamilyBeside(Settings):
-    """Family that is served beside the first, from the same repository; floors and availability are the first's."""
+    """A further family, of the same repository; floors and availability are the first's."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {"latency_ms": "set slo.latency_ms"}
 
@@ -139,7 +138,7 @@ class SloRule(Settings):
     """SLO that is measured once, before the runs, and then fixed for all of them."""
 
     percentile: float = Field(default=95.0, gt=0, lt=100)  # percentile that is measured
-    factor: float = Field(default=1.5, ge=0)  # the SLO is so many times what was measured; 0: that of [slo], as it is
+    factor: float = Field(default=1.5, ge=0)  # the SLO is so many times what was measured; 0: that of [slo], unchanged
     policy: str = "base"  # policy under which it is measured
     measure_s: float = Field(default=8.0, gt=0)  # seconds of one round
     rounds: int = Field(default=3, ge=1)  # of measure_s each; the median counts, so that a stumble does not decide it
@@ -215,7 +214,7 @@ class System(PolicyChoice):
     accuracy: Floors = Floors()
     availability: Availability = Availability()
     ports: Ports = Ports()
-    port_offset: int = 0  # added to every port: a second system beside a first
+    port_offset: int = 0  # added to every port, for a second system on this machine
 
     @property
     def demands_initial_per_s(self) -> dict[str, float]:
@@ -299,7 +298,7 @@ class OfferedLoad(Settings):
 
 
 class FamilyOffered(FamilyBeside):
-    """Family of a demo beside the first, with the load on it."""
+    """A further family of a demo, with its load."""
 
     copy_of: str = ""  # a copy of that family by this name: its weights, versions, profile and labelled images
     load: OfferedLoad = OfferedLoad()

@@ -6,7 +6,7 @@ controller's own periods. What a machine adds (time in processes, starting a Tri
 measured on the live system (benchmarks/parity.py prints what it finds); nothing is fitted to make the two agree.
 
 Left out on purpose: contention for the CPU among Tritons, services and load; jitter of processes and of Redis; the time
-that deciding takes; the warm-up batch of a slice; the error of the meter. See docs/simulator-parity.md.
+that deciding takes; the warm-up batch of a slice; the error of the meter. See docs/simulator.md.
 """
 
 import math

@@ -72,13 +72,13 @@ class Arrivals(Settings):
     trace: Path | None = None
     """CSV or JSON lines: counts of intervals, or a row for each request."""
     column: str = ""
-    """Of the counts in the trace; empty: by the header. Of an Azure Functions table: one function, app or owner."""
+    """Column of the trace's counts; empty: by the header. Azure Functions: a function, app or owner."""
     time_column: str = ""
     """Of the times in the trace; empty: by the header."""
     time_unit: TimeUnit = ""
     """Of that column; empty: by the header, or as dates and seconds since 1970 say."""
     bin_s: float = Field(default=0.0, ge=0)
-    """Seconds that a row of the trace counts; 0: by the header, or by the distance of the rows."""
+    """Seconds that a row counts; 0: by the header, or the rows' distance."""
     gap_scv: float = Field(default=1.0, ge=0)
     """Squared coefficient of variation of the gaps; 1: Poisson, 0: a metronome."""
     process: Literal["renewal", "deeprecsys"] = "renewal"
@@ -149,9 +149,9 @@ class Served(Settings):
     items: float = Field(default=1.0, gt=0)
     """Rows of one request; their mean, where `items_sd` is above 0."""
     items_sd: float = Field(default=0.0, ge=0)
-    """Of a normal law, rounded and clipped to 1 and the largest profiled batch. Only where families share slices."""
+    """Of a normal law, clipped to 1 and the largest profiled batch. Only on shared slices."""
     batch_delay_ms: float | None = Field(default=None, ge=0)
-    """Triton's dynamic batching: how long a batch waits for more requests; null: every request is a batch."""
+    """How long a batch waits for more requests; null: every request is a batch."""
     allow_missing: bool = False
     """Go on when slices of the fleet are not profiled; they are not used then."""
     arrivals: Arrivals
@@ -159,7 +159,7 @@ class Served(Settings):
 
 
 class Zone(TraceReading):
-    """Source of a zone's intensity: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
+    """Source of a zone's intensity: a CSV trace, one value, or else the synthetic duck curve."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {"column": "set value_column"}
 
@@ -192,11 +192,11 @@ class Carbon(Settings):
     ratio_after_h: float = Field(default=24.0, ge=0)
     """Hours of the trace that must be known before routers are told its ratio to the average."""
     forecast: Literal["none", "persistence", "climatology", "blend", "perfect"] = "none"
-    """What budgets are planned by: a model of the feed (only what has begun is known), or the trace itself."""
+    """Forecast by which budgets are planned: a model of the feed, or the trace itself."""
 
 
 class Noise(Settings):
-    """Noise by which the truth differs from what the planner is told: sigmas of log-normal factors of median 1."""
+    """Noise between truth and estimate: sigmas of log-normal factors of median 1."""
 
     latency: float = Field(default=0.0, ge=0, le=1)
     """One factor per device type, slice type and variant."""
@@ -209,14 +209,14 @@ class Noise(Settings):
 
 
 class Costs(Settings):
-    """Costs beside serving. Defaults: the live system on one machine (docs/policies.md)."""
+    """Costs apart from serving. Defaults: the live system on one machine (docs/policies.md)."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {"pue": "set control.pue"}
 
     boundary: Literal["gpu", "node"] = "gpu"
     """What counts: the devices, or host_w as well."""
     host_w: float = Field(default=0.0, ge=0)
-    """Of each node beside its devices, where the boundary is the node."""
+    """Of each node without its devices, where the boundary is the node."""
     start_s: float = Field(default=2.0, ge=0)
     """Start of a Triton, before its model loads."""
     stop_s: float = Field(default=0.5, ge=0)
@@ -232,7 +232,7 @@ class Costs(Settings):
     gap_ms: float = Field(default=2.0, ge=0)
     """Dispatcher to slice and back: the slice is taken but does not compute."""
     interference: float | None = Field(default=INTERFERENCE, ge=0)
-    """Of families on one slice, as trefoil/core/interference.py has it; null: they do not even share its time."""
+    """Slowing of families on one slice (trefoil/core/interference.py); null: none."""
 
 
 class Scenario(PolicyChoice):
@@ -263,7 +263,7 @@ class Scenario(PolicyChoice):
     series_s: float = Field(default=0.0, ge=0)
     """Width of the reported series' bins; 0: some 500 bins."""
     exact_quantiles: bool = False
-    """Keep every latency (8 bytes a request), so that p50, p95 and p99 of the run are not a histogram's."""
+    """Keep every latency (8 bytes a request): exact p50, p95 and p99."""
     nodes: tuple[Node, ...] = Field(default=(Node(),), min_length=1)
     families: tuple[Served, ...] = Field(min_length=1)
     carbon: Carbon = Carbon()
