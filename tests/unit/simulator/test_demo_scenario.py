@@ -91,7 +91,7 @@ def test_a_family_in_stages_is_simulated_and_each_gpu_has_the_clock_that_its_sta
     assert [slow.accuracy, fast.accuracy] == pytest.approx([0.993311, 0.993311])
     assert slow.slo_attainment > 0.99
     assert list(top) == [0, 0]  # the highest, not locked
-    assert fallen[0] < 0.5 * fallen[1] < 0.5 * 1410
+    assert fallen[0] < 0.9 * fallen[1] < 0.9 * 1410
     assert slow.joules_per_request < 0.95 * fast.joules_per_request
 
 
