@@ -77,7 +77,7 @@ def plan_gpus(
     expected = {
         t.family: expectation(inputs, t, best.traffic, best.slices, found, settings, rng, awake) for t in inputs.tasks
     }
-    rates = {c.key: c.tiers[0][1] * settings.capacity_share for c in found}
+    rates = {c.key: c.capacity_per_s(1) * settings.capacity_share for c in found}
     for family, told in expected.items():
         carried = sum(rates[key] * n for key, n in best.slices.items() if key.family == family)
         expected[family] = replace(told, capacity_per_s=carried)
@@ -106,7 +106,7 @@ def _solve(problem: Problem, terms: _Terms) -> Solution | None:
         place_of = (one.device_type, one.key.zone, one.slice_type)
         if place_of not in room:
             continue
-        rate = one.tiers[0][1] * settings.capacity_share
+        rate = one.capacity_per_s(1) * settings.capacity_share
         most = float(7 * problem.number)
         count = program.variable(-rate if terms.most else per_size * sizes[one.key], 0, most, integer=True)
         load = program.variable(0.0 if terms.most else -settings.alpha * one.accuracy, 0.0, 1.0)
@@ -159,4 +159,4 @@ def _share(load: float, terms: _Terms, number: int, key: ClassKey, problem: Prob
     """Load of a class [1/s]; where all is wanted that can be, in proportion to what it carries."""
     if not terms.most:
         return load * terms.wanted[key.family]
-    return number * next(c.tiers[0][1] for c in problem.columns if c.key == key)
+    return number * next(c.capacity_per_s(1) for c in problem.columns if c.key == key)
