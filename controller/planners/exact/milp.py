@@ -10,6 +10,8 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
+from trefoil.core.errors import TrefoilError
+
 INFINITY: Final = highspy.kHighsInf
 SOLVED: Final = frozenset({highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kSolutionLimit})
 # HiGHS 1.15's probing in presolve takes a few of our programs for infeasible that are not (a test holds one); without
@@ -20,11 +22,11 @@ NODES_FEW: Final = 10
 CPU_LIMIT_S: Final = 30.0  # a safety net, far above any bounded solve; reaching it keeps the last plan
 
 
-class CpuLimitHit(Exception):
+class CpuLimitHit(TrefoilError):
     """The safety net was reached: the result would not replay, so there is none."""
 
 
-class NothingFound(Exception):
+class NothingFound(TrefoilError):
     """The nodes were spent before the first point: whether there is one is not known."""
 
 

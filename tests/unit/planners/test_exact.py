@@ -476,6 +476,16 @@ def test_the_solver_safety_net_keeps_the_plan(monkeypatch):
     assert decision.degraded == "cpu_limit"
 
 
+def test_nodes_that_end_before_a_plan_keep_the_plan(monkeypatch):
+    def ended(*_args):
+        raise milp_module.NothingFound("no plan within 4000 nodes")
+
+    monkeypatch.setattr(milp_module.Program, "solve", ended)
+    decision = decide(view(rate=33.0))
+    assert decision.plan is None
+    assert decision.degraded == "node_limit"
+
+
 def test_nodes_that_end_before_the_first_point_say_nothing_about_whether_there_is_one():
     program, rng = milp_module.Program(), np.random.default_rng(3)
     sizes = rng.integers(20, 99, 40)
