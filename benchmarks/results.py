@@ -75,10 +75,10 @@ def dispatcher_tables(found: Mapping[str, Any]) -> dict[str, str]:
 
 def demo_tables(found: Mapping[str, Any]) -> dict[str, str]:
     """Tables of `trefoil demo --simulated --json > out/demo/simulated.json` by name."""
-    rows = [[against, *_percents(of)] for against, of in found["saving_pct"].items()]
-    as_it_ran = found["saving_uncorrected_pct"]
-    rows = [[*row, _percents(as_it_ran[row[0]])[0]] for row in rows]
-    columns = [f"`{found['subject']}` against", "saved at equal accuracy, %", "lowest", "highest", "as it ran, %"]
+    equal, as_it_ran = found["saving_pct"], found["saving_uncorrected_pct"]
+    others = [row["policy"] for row in found["cases"][0]["rows"] if row["policy"] in equal]
+    rows = [[f"`{name}`", *_percents(equal[name]), _percents(as_it_ran[name])[0]] for name in others]
+    columns = [f"`{found['subject']}` against", "saved, %", "lowest", "highest", "as it ran, %"]
     return {"savings": markdown(columns, rows)}
 
 
@@ -94,6 +94,17 @@ def verdicts() -> str:
         found = Counter(claim.verdict for claim in read.claims)
         rows.append([f"[{read.paper}](results/{name}.md)", *(found[verdict] for verdict in get_args(claims.Verdict))])
     return markdown(["paper", *get_args(claims.Verdict)], rows)
+
+
+def paper_policies() -> str:
+    """How many claims of each paper hold, or hold in direction, of those that were played; its policy."""
+    rows = []
+    for name, path in claims.files().items():
+        read = claims.read(path)
+        found = Counter(claim.verdict for claim in read.claims)
+        kept, played = found["holds"] + found["direction holds"], len(read.claims) - found["not played"]
+        rows.append([f"[{read.paper.split(',')[0]}](benchmarks/results/{name}.md)", f"`{name}`", f"{kept}/{played}"])
+    return markdown(["paper", "policy", "claims that hold / played"], rows)
 
 
 def draw_savings(found: Mapping[str, Any], path: Path) -> None:
@@ -160,7 +171,7 @@ def with_tables(text: str) -> str:
     for paper, path in claims.files().items():
         read = claims.read(path)
         tables.setdefault(paper, {})["published"] = claims.table(read, claims.kept(read, KEPT))
-    tables["papers"] = {"verdicts": verdicts()}
+    tables["papers"] = {"verdicts": verdicts(), "policies": paper_policies()}
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
 
