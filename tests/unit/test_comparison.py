@@ -1,12 +1,15 @@
 """What may be said of a saving, and how values of a comparison are written."""
 
+from dataclasses import replace
+
 import pytest
 
-from trefoil.comparison.comparison import Case, Comparison, Row, Run
+from trefoil.comparison.comparison import Case, Comparison, Row, Run, subject_of
 from trefoil.comparison.report import case_cells
 from trefoil.comparison.report import headline as headline_text
-from trefoil.comparison.runs import split_values
+from trefoil.comparison.runs import Weighed, split_values
 from trefoil.core.errors import SettingError
+from trefoil.core.objective import FamilyOutcome, no_saving
 
 PRICE_G = 0.01
 ARRIVED = 1000
@@ -98,6 +101,92 @@ def test_who_answers_fewer_requests_has_saved_nothing(answered, why):
     assert (record["saving_pct"] is None) == bool(why)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "price_g", "why"),
+    [
+        ((0.0, 0.99, 1.0), (0.5e-3, 0.99, 1.0), PRICE_G, "0 mg/request is nothing to save a share of"),
+        ((-1e-3, 0.99, 1.0), (0.5e-3, 0.99, 1.0), PRICE_G, "-1 mg/request is nothing to save a share of"),
+        ((1e-4, 0.99, 1.0), (0.5e-4, 0.98, 1.0), 0.01, "0.1 mg/request is nothing to save a share of"),
+        ((float("nan"), 0.99, 1.0), (float("nan"), 0.99, 1.0), PRICE_G, "grams are not metered here"),
+    ],
+    ids=["no carbon", "negative marginal intensity", "at our accuracy none", "not metered"],
+)
+def test_of_no_grams_no_share_is_saved(theirs, ours, price_g, why):
+    one = case(row("base", theirs), row("exact", ours), price_g=price_g)
+    found = one.saving(one.rows[1])
+    assert found is not None
+    assert (found.pct, found.plain_pct, found.why) == (None, None, why)
+    assert case_cells(one)[1][-1] == f"none: {why}"
+    (record,) = Comparison("x", 60.0, ("base", "exact"), (0,), (one,)).records()[1:]
+    assert record["saving_pct"] is None
+
+
+@pytest.mark.parametrize(
+    ("base", "other"),
+    [
+        ({"answered": 0, "joules_per_request": 0.0, "accuracy": 0.0}, {}),
+        ({"joules_per_request": 0.0}, {}),
+        ({"joules_per_request": float("nan")}, {}),
+        ({}, {"answered": 0, "grams_per_request": 0.0, "accuracy": 0.0}),
+    ],
+    ids=["base answered nothing", "no joules", "not metered", "it answered nothing"],
+)
+def test_a_pair_that_has_no_objective_leaves_the_comparison_whole(base, other):
+    first, second = (one.runs[0] for one in (FIRST, row("clover", (0.5e-3, 0.99, 1.0))))
+    weighed = Weighed(0.5, 250.0, 1.2)
+    assert weighed.objective(second, first) is not None
+    changed = (replace(one, summary={**one.summary, **own}) for one, own in ((second, other), (first, base)))
+    assert weighed.objective(*changed) is None
+
+
+def test_a_row_without_an_objective_under_one_seed_shows_none():
+    runs = row("clover", (0.5e-3, 0.99, 1.0), (0.5e-3, 0.99, 1.0)).runs
+    rows = tuple(
+        Row(name, tuple(replace(run, summary={**run.summary, "objective": f}) for run, f in zip(runs, fs, strict=True)))
+        for name, fs in (("base", (10.0, 12.0)), ("clover", (None, 3.0)))
+    )
+    assert [cells[6] for cells in case_cells(case(*rows))] == ["11.0 ± 1.4", "-"]
+
+
+NAN = float("nan")
+
+
+def outcome(attainment: float | None, accuracy: float | None, arrived: int = 900, answered: int = 900) -> FamilyOutcome:
+    return FamilyOutcome("digits", 0.95, attainment, 0.97, accuracy, arrived, answered)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "why"),
+    [
+        (outcome(NAN, 0.99), outcome(1.0, 0.99), "digits misses its SLO (nan% in time, 95.00% asked)"),
+        (outcome(None, 0.99), outcome(1.0, 0.99), "none of 900 requests of digits ended"),
+        (outcome(1.0, NAN), outcome(1.0, 0.99), "digits is below its accuracy floor (nan, 0.9700 asked)"),
+        (outcome(1.0, 0.99), outcome(1.0, NAN), "accuracy of digits is not known"),
+        (outcome(1.0, None), outcome(1.0, 0.99), "accuracy of digits is not known"),
+        (outcome(None, None, 0, 0), outcome(None, None, 0, 0), ""),
+    ],
+    ids=["NaN in time", "none ended", "NaN accuracy", "theirs NaN", "no accuracy", "nobody asked"],
+)
+def test_what_is_not_known_is_not_believed_and_who_nobody_asked_forbids_nothing(ours, theirs, why):
+    beside = replace(outcome(1.0, 0.99), name="twin")
+    assert no_saving([ours, beside], [theirs, beside], priced=True) == why
+
+
+def test_a_family_that_nobody_asked_leaves_the_others_their_saving():
+    idle = {"arrived": 0, "answered": 0, "slo_attainment": None, "accuracy": None}
+    rows = []
+    for one in (FIRST, row("exact", (0.5e-3, 0.99, 1.0))):
+        (run,) = one.runs
+        families = {"digits": run.summary["families"]["digits"]}
+        families["twin"] = {**families["digits"], **idle, "slo_missed": False, "floor_missed": False}
+        rows.append(Row(one.name, (replace(run, summary={**run.summary, "families": families}),)))
+    found = case(*rows).saving(rows[1])
+    assert found is not None
+    assert (found.why, rows[1].missed) == ("", ())
+    assert found.pct is not None
+    assert case_cells(case(*rows))[2][4:6] == ("- of 95", "- of 0.9700")
+
+
 BLIND = row("static_mix", (0.7e-3, 0.98, 1.0))
 CLOCKS = row("static_miad", (0.6e-3, 0.98, 1.0))
 
@@ -119,6 +208,37 @@ def test_the_headline_is_against_the_best_carbon_blind_policy_with_the_same_leve
     headline = found.to_json()["cases"][0]["headline"]
     assert (headline and headline["against"]) == against
     assert headline_text(found, found.cases[0]).startswith(f"{rows[-1].name} against {against}" if against else "")
+
+
+@pytest.mark.parametrize(
+    ("opponent", "subject", "levers"),
+    [
+        (CLOCKS, "exact_miad", " with its levers"),
+        (BLIND, "exact", " with its levers"),
+        (BLIND, "exact_miad", ", without its clocks"),
+        (FIRST, "exact_miad", ", without its variants and clocks"),
+        (FIRST, "exact", ", without its variants"),
+        (FIRST, "carbondis", ""),
+    ],
+)
+def test_the_headline_says_which_levers_its_opponent_lacks(opponent, subject, levers):
+    rows = (opponent, row(subject, (0.5e-3, 0.98, 1.0)))
+    found = Comparison("x", 60.0, tuple(row.name for row in rows), (0,), (case(*rows),))
+    text = headline_text(found, found.cases[0])
+    assert text.startswith(f"{subject} against {opponent.name}, the best carbon-blind policy here{levers}: ")
+
+
+@pytest.mark.parametrize(
+    ("names", "subject"),
+    [
+        (("static_miad", "exact_miad@shared_slices", "base"), "exact_miad@shared_slices"),
+        (("exact@shared_slices", "exact", "base"), "exact@shared_slices"),
+        (("exact", "exact_miad", "base"), "exact_miad"),
+        (("base", "clover@paper"), "clover@paper"),
+    ],
+)
+def test_the_headline_is_about_our_policy_also_with_a_preset(names, subject):
+    assert subject_of(names) == subject
 
 
 def test_unequal_load_is_no_comparison():

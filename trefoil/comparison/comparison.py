@@ -7,11 +7,13 @@ that `static_mix` (between forecasts: their policy) pays for accuracy in the sam
 lever which the subject lacks, whichever that turns out to be.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Final
 
-from trefoil.comparison.saving import RunOutcome, saving_pct, summary
+from trefoil.comparison.saving import RunOutcome, no_percent, saving_pct, summary
 from trefoil.core.objective import FamilyOutcome, no_saving
 from trefoil.core.policies import policy, split_preset
 
@@ -52,8 +54,12 @@ class Row:
     runs: tuple[Run, ...]
 
     def spread(self, name: str, family: str = "") -> dict[str, float]:
-        """Mean, deviation, lowest and highest of a number of the summary over the seeds, or of one family's."""
-        return summary([float(self._of(run, family)[name]) for run in self.runs])
+        """Mean, deviation, lowest and highest of a number of the summary over the seeds, or of one family's.
+
+        NaN where a seed has none.
+        """
+        found = [self._of(run, family)[name] for run in self.runs]
+        return summary([math.nan if value is None else float(value) for value in found])
 
     def mean(self, name: str, family: str = "") -> float:
         """Mean of a number over the seeds."""
@@ -71,9 +77,15 @@ class Row:
 
     def _outcome(self, family: str) -> FamilyOutcome:
         asked = self._of(self.runs[0], family)
-        found = (self.mean(name, family) for name in ("slo_attainment", "accuracy", "arrived", "answered"))
-        attainment, accuracy, arrived, answered = found
+        attainment, accuracy = (self._known_mean(name, family) for name in ("slo_attainment", "accuracy"))
+        arrived, answered = (self.mean(name, family) for name in ("arrived", "answered"))
         return FamilyOutcome(family, asked["slo_quantile"], attainment, asked["floor"], accuracy, arrived, answered)
+
+    def _known_mean(self, name: str, family: str) -> float | None:
+        """Mean of a family's number over the seeds that have it; None where none has it."""
+        found = [self._of(run, family)[name] for run in self.runs]
+        known = [float(value) for value in found if value is not None]
+        return fmean(known) if known else None
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -155,9 +167,12 @@ class Case:
         if why := no_saving(row.outcomes, first.outcomes, priced=self.price_g is not None):
             return Saving(None, None, accuracy, attainment, why, first.missed)
         pairs = [(ours.outcome, theirs.outcome) for ours, theirs in zip(row.runs, first.runs, strict=True)]
-        equal = tuple([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
-        plain = summary([saving_pct(ours, theirs, 0.0) for ours, theirs in pairs])
-        return Saving(summary(equal), plain, accuracy, attainment, "", first.missed, equal)
+        price_g = self.price_g or 0.0
+        if why := next(filter(None, (no_percent(*pair, price_g) for pair in pairs)), ""):
+            return Saving(None, None, accuracy, attainment, why, first.missed)
+        equal = tuple([pct for pair in pairs if (pct := saving_pct(*pair, price_g)) is not None])
+        plain = [pct for pair in pairs if (pct := saving_pct(*pair, 0.0)) is not None]
+        return Saving(summary(equal), summary(plain), accuracy, attainment, "", first.missed, equal)
 
     def opponent(self, subject: Row) -> Row | None:
         """The best carbon-blind policy that has no lever which the subject lacks: the fewest grams at its accuracy, of
@@ -178,7 +193,8 @@ class Case:
 def subject_of(names: Iterable[str]) -> str:
     """Name of the row that a headline is about: `exact_miad`, else `exact`, where it is played, else the last one."""
     found = list(names)
-    return next((name for name in ("exact_miad", "exact") if name in found), found[-1])
+    known = {split_preset(name)[0]: name for name in reversed(found)}
+    return next((known[row] for row in ("exact_miad", "exact") if row in known), found[-1])
 
 
 @dataclass(frozen=True, slots=True)

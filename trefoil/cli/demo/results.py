@@ -17,7 +17,7 @@ from typing import Any, Final
 import trefoil
 from trefoil.cli.demo.spread import savings_of
 from trefoil.comparison.comparison import Comparison, subject_of
-from trefoil.comparison.saving import RunOutcome, saving_pct
+from trefoil.comparison.saving import RunOutcome, no_percent, saving_pct
 from trefoil.core.objective import FamilyOutcome, missed, no_saving
 from trefoil.installation import CHECKOUT, SHIPPED
 
@@ -61,12 +61,19 @@ class DemoFamilySummary:
     schedule_digest: str  # equal ones: the same arrivals with the same images
     slo_ms: float
     latency_ms_p95: float
-    slo_attainment: float
-    accuracy: float  # measured on labels, of images that set no profile
-    accuracy_profile: float  # of the variants that answered, by family.toml: what plans and the price of accuracy go by
+    slo_attainment: float | None  # None: nobody asked
+    accuracy: float | None  # measured on labels, of images that set no profile; None: nothing was answered
+    accuracy_profile: float | None  # of the variants that answered, by family.toml: plans and the price go by it
     accuracy_floor: float
     device_type_shares: Mapping[str, float] = field(default_factory=dict)  # of the answers
     profile: str = ""  # what its profile rests on: basis and source
+
+    @property
+    def lower_accuracy(self) -> float | None:
+        """The lower one of its labels and of the variants' own; None where one of them is not known."""
+        if self.accuracy is None or self.accuracy_profile is None:
+            return None
+        return min(self.accuracy, self.accuracy_profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,10 @@ class Report:
 
     def no_saving(self, against: str) -> str:
         """Why our run has saved nothing against another one; "" where a saving may be stated."""
-        return no_saving(self.outcomes(self.subject), self.outcomes(against), priced=self.price_g is not None)
+        if why := no_saving(self.outcomes(self.subject), self.outcomes(against), priced=self.price_g is not None):
+            return why
+        ours, theirs = _outcome(self.runs[self.subject]), _outcome(self.runs[against])
+        return "" if ours is None or theirs is None else no_percent(ours, theirs, self.price_g or 0.0)
 
     @property
     def missed(self) -> str:
@@ -173,7 +183,7 @@ class Report:
                 run.slo["percentile"] / 100,
                 one.slo_attainment,
                 one.accuracy_floor,
-                min(one.accuracy, one.accuracy_profile),
+                one.lower_accuracy,
                 one.requests,
                 one.answered,
             )
