@@ -363,6 +363,32 @@ async def test_a_connection_that_asks_nothing_goes(tmp_path: Path, monkeypatch: 
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("begun", "drop"),
+    [
+        (b"G", b""),
+        (b"GET / HTTP/1.1\r\nHost: local", b""),
+        (b"GET / HTTP/1.1\r\nHost: local", b"x"),  # a drop at a time is no request either
+        (b"GET /nix HTTP/1.1\r\nHost: localhost\r\n\r\nG", b""),
+    ],
+)
+async def test_a_connection_that_does_not_ask_to_the_end_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes, drop: bytes
+) -> None:
+    monkeypatch.setattr(server, "SILENT_S", 0.3)
+    async with served(Controller(), tmp_path) as (client, page):
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(begun)
+        ended = asyncio.create_task(reader.read())
+        async with asyncio.timeout(5):
+            while not ended.done():
+                await asyncio.wait([ended], timeout=0.1)
+                writer.write(drop)
+        await asyncio.gather(ended, return_exceptions=True)
+        writer.close()
+        assert (await client.get("/")).status_code == 200
+
+
 async def test_a_request_without_an_end_is_cut(tmp_path: Path) -> None:
     async with served(Controller(), tmp_path) as (client, page):
         reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
