@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from controller.page import frames, server
-from controller.page.frames import VIEWERS_MAX, OwnReads
+from controller.page.frames import VIEWERS_MAX, Frames, OwnReads
 from controller.page.picture import DEVICES_SHOWN, picture
 from controller.page.server import ASKED_BYTES_MAX, CONNECTIONS_MAX, PageComponent
 from controller.service import LeaderAnswers
@@ -233,6 +233,24 @@ async def test_without_viewers_nothing_is_asked(tmp_path: Path, monkeypatch: pyt
         assert controller.asked == 0
         await frame(client)
         await settled(lambda: controller.asked)
+
+
+async def test_a_viewer_beside_others_sees_their_frame_at_once_and_the_first_one_no_old_frame(tmp_path: Path) -> None:
+    controller, clock = Controller(), WallClock()
+    drawn = Frames(OwnReads(controller), clock)
+    running = asyncio.create_task(drawn.run())
+    async with asyncio.timeout(20):
+        with drawn.viewer():
+            first = await anext(drawn.watch())
+            running.cancel()  # no frame comes after this one
+            with drawn.viewer():
+                async with asyncio.timeout(1):
+                    assert await anext(drawn.watch()) == first
+        controller.intensity_g_per_kwh = 410.0
+        with drawn.viewer():
+            running = asyncio.create_task(drawn.run())
+            assert values(await anext(drawn.watch()))["carbon"] == "410"
+    running.cancel()
 
 
 async def settled(count: Callable[[], int]) -> None:
