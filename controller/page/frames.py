@@ -52,6 +52,8 @@ class Frames:
             raise Unavailable(
                 f"{VIEWERS_MAX} viewers watch this page already", remedy="close one, or use `trefoil top`"
             )
+        if not self._viewers:
+            self._frame = ""  # of when somebody watched last
         self._viewers += 1
         self._watched.set()
         try:
@@ -73,11 +75,11 @@ class Frames:
             await self._clock.sleep(max(PERIOD_S, REST_RATIO * (self._clock.monotonic_s() - began_s)))
 
     async def watch(self) -> AsyncIterator[str]:
-        """Frames for one viewer, each the newest that there is."""
-        seen = self._number
+        """Frames for one viewer, each the newest that there is: the first at once, if others watch already."""
+        seen = 0
         while True:
             async with self._drawn:
-                while self._number == seen:
+                while self._number == seen or not self._frame:
                     await self._drawn.wait()
                 seen, frame = self._number, self._frame
             yield frame

@@ -19,7 +19,7 @@ from trefoil.runtime.security.tls import Tls
 CONNECTIONS_MAX: Final = 96
 """More are closed at once: descriptors are for the cluster."""
 SILENT_S: Final = 10
-"""After it a connection goes that asks nothing."""
+"""After it a connection goes that asks nothing, or has not asked to the end."""
 ASKED_BYTES_MAX: Final = 65_536
 """After as many bytes from its client a connection goes: a browser asks a few times a connection, and sends no body."""
 STOP_S: Final = 1.0
@@ -42,12 +42,16 @@ class PageConnection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(SILENT_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends, up to a bound."""
+        """Take what the client sends, up to a bound. Bytes that are no whole request yet do not keep a connection."""
         self._asked_bytes += len(data)
         if self._asked_bytes > ASKED_BYTES_MAX:
             self.transport.abort()
             return
+        silence = self.timeout_keep_alive_task
         super().data_received(data)
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if silence is not None and not answering:
+            self.timeout_keep_alive_task = self.loop.call_at(silence.when(), self.timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
         """Note that the viewer takes no more bytes."""

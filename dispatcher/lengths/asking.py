@@ -33,7 +33,6 @@ END_S: Final = 1.0
 PROMPT_CHARS_MAX: Final = 4096  # the network reads 128 tokens
 UNLEARNED_MAX: Final = 1024  # true lengths that the process has not read
 COUNT_BYTES: Final = 4  # before each element of a BYTES tensor
-OUTCOMES: Final = ("predicted", "cached", "late", "absent", "invalid")
 
 
 class Lengths:
@@ -43,7 +42,7 @@ class Lengths:
     """
 
     def __init__(self, folder: Path, clock: Clock, wanted: Callable[[], bool], wait_s: float = WAIT_S) -> None:
-        self.total = Counter[str]()  # by outcome
+        self.total = Counter[str]()  # by outcome: predicted, cached, late, absent, invalid
         self._folder, self._wait_s, self._clock, self._wanted = folder, wait_s, clock, wanted
         self._process: asyncio.subprocess.Process | None = None
         self._families: frozenset[str] = frozenset()  # that it predicts; none: it is not ready

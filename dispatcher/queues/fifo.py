@@ -159,8 +159,9 @@ class FifoQueue(Generic[Lane]):
             (t for lines in self._lines.values() for line in lines for t in line.tickets.values()), key=self.turn
         )
 
-    turn = staticmethod(order_key)
-    """Sort key of a ticket in its lane: of one level it is that of arrivals."""
+    def turn(self, ticket: Ticket) -> tuple[float, int]:
+        """Sort key of a ticket in its lane: of one level it is that of arrivals."""
+        return order_key(ticket)
 
     def _line(self, lines: list[Line], ticket: Ticket) -> Line:
         """Line of a ticket in its lane."""

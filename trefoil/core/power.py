@@ -108,6 +108,12 @@ def stretch(row_clock_mhz: int, clock_mhz: int, sensitivity: float = 1.0) -> flo
     return 1.0 - sensitivity + sensitivity * row_clock_mhz / clock_mhz if row_clock_mhz and clock_mhz else 1.0
 
 
+def sensitivity_at(row_clock_mhz: int, clock_mhz: int, sensitivity: float) -> float:
+    """Sensitivity at a clock of what has this one at the clock of a profile row: the part that follows the clock grows
+    as the clock falls, the rest does not."""
+    return sensitivity * row_clock_mhz / clock_mhz / stretch(row_clock_mhz, clock_mhz, sensitivity)
+
+
 def fitted_sensitivity(times: Sequence[tuple[int, float]], clock_mhz: int) -> float | None:
     """Part of a time that follows the clock at `clock_mhz`, by least squares of T = a + b / f with a, b >= 0.
 
@@ -182,7 +188,7 @@ def at_clock(device: DeviceType, row: ProfileRow, clock_mhz: int) -> ProfileRow:
         throughput_per_s=row.throughput_per_s / longer,
         energy_active_j_per_batch=row.energy_active_j_per_batch * longer * watts,
         power_w=row.power_w * watts,
-        clock_sensitivity=row.clock_sensitivity * row.clock_mhz / clock_mhz / longer,
+        clock_sensitivity=sensitivity_at(row.clock_mhz, clock_mhz, row.clock_sensitivity),
     )
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trefoil.core.catalog import Family
-from trefoil.core.device_types import device_share, device_type, profile_type
+from trefoil.core.device_types import device_share, device_type, profile_type, reported_type
 from trefoil.core.errors import CatalogError, SettingError
-from trefoil.core.power import clock_law, dynamic_w, fitted_sensitivity
+from trefoil.core.power import clock_law, dynamic_w, fitted_sensitivity, sensitivity_at
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime.repository import COLUMNS, HEADER_KEYS, SENSITIVITY, load_family
 
@@ -157,7 +157,9 @@ def write_sensitivity(
     path: Path, folder: Path, variant: str, device_type: str, s: Mapping[int, float], source: str
 ) -> int:
     """Write the clock sensitivity into a profile.csv: of a variant on a device type, by stage (0: the whole), and count
-    the rows that have it now.
+    the rows that have it now. `s` is of the highest clock; rows at others get what the law of core/power makes of it.
+
+    `source`: of what, a last colon, and how it was found. Its line stands for earlier ones of the same.
 
     Raises:
         CatalogError: no row is of them, or the profile cannot be read.
@@ -166,21 +168,28 @@ def write_sensitivity(
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line for line in lines if line.startswith("#")]
     rows = list(csv.DictReader((line for line in lines if not line.startswith("#")), skipinitialspace=True))
-    kind, known = profile_type(device_type), 0
-    for row in rows:
-        stage = int(row["stage"])
-        if (profile_type(row["device_type"]), row["variant"]) == (kind, variant) and stage in s:
-            row[SENSITIVITY], known = f"{min(1.0, max(0.0, s[stage])):.4f}", known + 1
-    if not known:
+    kind = profile_type(device_type)
+    own = [
+        r for r in rows if (profile_type(r["device_type"]), r["variant"]) == (kind, variant) and int(r["stage"]) in s
+    ]
+    if not own:
         remedy = f"trefoil family profile {folder.name}"
         raise CatalogError(f"{path} has no row of {variant}", field="device", value=device_type, remedy=remedy)
+    clocks_mhz = reported_type(kind).clocks_mhz or [int(row["clock_mhz"]) for row in own]
+    for row in own:
+        clock_mhz, highest_s = int(row["clock_mhz"]), min(1.0, max(0.0, s[int(row["stage"])]))
+        at_s = sensitivity_at(max(clocks_mhz), clock_mhz, highest_s) if clock_mhz else highest_s
+        row[SENSITIVITY] = f"{at_s:.4f}"
+    others = sum(bool(row.get(SENSITIVITY)) for row in rows) > len(own)
+    replaced = f"# {SENSITIVITY}: {source.rpartition(':')[0]}:" if others else f"# {SENSITIVITY}:"
+    header = [*(line for line in comments if not line.startswith(replaced)), f"# {SENSITIVITY}: {source}"]
     text = io.StringIO()
-    text.writelines(f"{line}\n" for line in dict.fromkeys([*comments, f"# {SENSITIVITY}: {source}"]))
+    text.writelines(f"{line}\n" for line in header)
     writer = csv.DictWriter(text, list(dict.fromkeys([*rows[0], SENSITIVITY])), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_profile(path, folder, text.getvalue())
-    return known
+    return len(own)
 
 
 def selected_variants(family: Family, names: Sequence[str]) -> list[str]:

@@ -38,8 +38,10 @@ from trefoil.runtime.given.repository_names import (
 FAMILY_FILE: Final = "family.toml"
 PROFILE_FILE: Final = "profile.csv"
 CONTRACT_FILE: Final = "config.pbtxt"
-BATCHING: Final = re.compile(r"^[^#\"]*\bdynamic_batching\b\s*:?\s*\{", re.MULTILINE)
-"""Field of a contract by which Triton joins requests to batches."""
+NO_FIELDS: Final = re.compile(r""" "(?:\\.|[^"\\\n])*+"? | '(?:\\.|[^'\\\n])*+'? | \#.* """, re.VERBOSE)
+"""Strings and comments of a contract. It takes what has no end as well, so that no text is looked at twice."""
+BATCHING: Final = re.compile(r"\bdynamic_batching\s*+(?::\s*+)?[{<]")
+"""Field of a contract, without strings and comments, by which Triton joins requests to batches."""
 HEADER_KEYS: Final = ("basis", "source", "machine", "date", "commit")
 SENSITIVITY: Final = "clock_sensitivity"
 """The one column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
@@ -141,7 +143,7 @@ def load_family(
             remedy="give both the same name; clients and Triton use it",
         )
     config, own = folder / CONTRACT_FILE, folder / PROFILE_FILE
-    if os.path.lexists(config) and BATCHING.search(_read(config, below, CONFIG_BYTES_MAX)):
+    if os.path.lexists(config) and BATCHING.search(NO_FIELDS.sub(" ", _read(config, below, CONFIG_BYTES_MAX))):
         family = replace(family, batching=True)
     if profile is None and not os.path.lexists(own):
         return family, ()

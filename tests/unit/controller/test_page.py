@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from controller.page import frames, server
-from controller.page.frames import VIEWERS_MAX, OwnReads
+from controller.page.frames import VIEWERS_MAX, Frames, OwnReads
 from controller.page.picture import DEVICES_SHOWN, picture
 from controller.page.server import ASKED_BYTES_MAX, CONNECTIONS_MAX, PageComponent
 from controller.service import LeaderAnswers
@@ -235,6 +235,24 @@ async def test_without_viewers_nothing_is_asked(tmp_path: Path, monkeypatch: pyt
         await settled(lambda: controller.asked)
 
 
+async def test_a_viewer_beside_others_sees_their_frame_at_once_and_the_first_one_no_old_frame(tmp_path: Path) -> None:
+    controller, clock = Controller(), WallClock()
+    drawn = Frames(OwnReads(controller), clock)
+    running = asyncio.create_task(drawn.run())
+    async with asyncio.timeout(20):
+        with drawn.viewer():
+            first = await anext(drawn.watch())
+            running.cancel()  # no frame comes after this one
+            with drawn.viewer():
+                async with asyncio.timeout(1):
+                    assert await anext(drawn.watch()) == first
+        controller.intensity_g_per_kwh = 410.0
+        with drawn.viewer():
+            running = asyncio.create_task(drawn.run())
+            assert values(await anext(drawn.watch()))["carbon"] == "410"
+    running.cancel()
+
+
 async def settled(count: Callable[[], int]) -> None:
     """Wait until a count stays."""
     async with asyncio.timeout(20):
@@ -361,6 +379,32 @@ async def test_a_connection_that_asks_nothing_goes(tmp_path: Path, monkeypatch: 
         async with asyncio.timeout(20):
             assert await silent.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("begun", "drop"),
+    [
+        (b"G", b""),
+        (b"GET / HTTP/1.1\r\nHost: local", b""),
+        (b"GET / HTTP/1.1\r\nHost: local", b"x"),  # a drop at a time is no request either
+        (b"GET /nix HTTP/1.1\r\nHost: localhost\r\n\r\nG", b""),
+    ],
+)
+async def test_a_connection_that_does_not_ask_to_the_end_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes, drop: bytes
+) -> None:
+    monkeypatch.setattr(server, "SILENT_S", 0.3)
+    async with served(Controller(), tmp_path) as (client, page):
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(begun)
+        ended = asyncio.create_task(reader.read())
+        async with asyncio.timeout(5):
+            while not ended.done():
+                await asyncio.wait([ended], timeout=0.1)
+                writer.write(drop)
+        await asyncio.gather(ended, return_exceptions=True)
+        writer.close()
+        assert (await client.get("/")).status_code == 200
 
 
 async def test_a_request_without_an_end_is_cut(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from typer.testing import CliRunner
 
 from trefoil.cli.family import sensitivity_command
 from trefoil.cli.main import app
-from trefoil.core.device_types import V100_32GB
+from trefoil.core.device_types import A100_40GB, V100_32GB
+from trefoil.core.power import at_clock
 from trefoil.profiler.assumed import OperatorCost
 from trefoil.profiler.graph_costs import costs
+from trefoil.profiler.profile_csv import write_sensitivity
 from trefoil.profiler.sensitivity import (
     MODELLED,
     Board,
@@ -127,6 +130,27 @@ def test_the_command_writes_s_into_the_rows_of_the_variant_on_that_device(runtim
     assert (folder / "profile.csv").read_text().count("# clock_sensitivity") == 1
     refused = run(model, "--device", "A30", "--write", "--out", tmp_path)
     assert (refused.exit_code, "has no row of digits-l" in refused.output) == (2, True)
+
+
+def test_s_of_the_highest_clock_is_written_as_the_law_has_it_at_lower_ones_and_its_source_once(tmp_path):
+    folder = tmp_path / "digits"
+    shutil.copytree(ROOT / "model_repository" / "digits", folder)
+    path = folder / "profile.csv"
+    slower = [line.replace(",1410,", ",705,") for line in path.read_text().splitlines() if line.startswith("A100")]
+    path.write_text(path.read_text() + "\n".join(slower) + "\n")
+    write = partial(write_sensitivity, path, folder, "digits-l", "A100-SXM4-40GB", {0: 0.6})
+    write("digits-l on an A100: guessed")
+    write_sensitivity(path, folder, "digits-m", "A100-SXM4-40GB", {0: 0.5}, "digits-m on an A100: guessed")
+    write("digits-l on an A100: measured")
+    headers = [line for line in path.read_text().splitlines() if line.startswith("# clock_sensitivity")]
+    sources = ("digits-m on an A100: guessed", "digits-l on an A100: measured")
+    assert headers == [f"# clock_sensitivity: {source}" for source in sources]
+    rows = [row for row in load_family(folder)[1] if (row.variant, row.batch) == ("digits-l", 1)]
+    rows = [row for row in rows if row.slice_type == "7g.40gb"]
+    (high,), (low,) = ([row for row in rows if row.clock_mhz == mhz] for mhz in (1410, 705))
+    assert high.clock_sensitivity == 0.6
+    assert low.clock_sensitivity == pytest.approx(at_clock(A100_40GB, high, 705).clock_sensitivity, abs=1e-4)
+    assert low.clock_sensitivity == pytest.approx(0.75, abs=1e-4), "1.2 of 1.6 times as long"
 
 
 def test_what_cannot_be_scored_is_refused_in_a_line(runtime, tmp_path):

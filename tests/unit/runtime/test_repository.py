@@ -1,10 +1,12 @@
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from trefoil.core.common import Basis
 from trefoil.core.errors import CatalogError
+from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX
 from trefoil.runtime.repository import COLUMNS, load_catalog, load_family
 
 ROOT = Path(__file__).parents[3]
@@ -61,11 +63,29 @@ def folder(tmp_path):
         ("dynamic_batching: {\n  preferred_batch_size: [ 4 ]\n}\n", True),
         ("max_batch_size: 8\n# dynamic_batching { }\n", False),
         ('parameters { key: "dynamic_batching {" value { string_value: "1" } }\n', False),
+        ('name: "a" dynamic_batching { }\n', True),
+        ("name: 'it\\'s \"a' dynamic_batching : # joins\n{ }\n", True),
+        ("dynamic_batching <>\n", True),
+        ("parameters { key: '\\'dynamic_batching { }' }\n", False),
+        ('name: "#" # "\ndynamic_batching { }\n', True),
+        ("no_dynamic_batching { }\n", False),
     ],
 )
 def test_a_family_forms_batches_where_its_contract_says_so(folder, contract, joins):
     (folder / "config.pbtxt").write_text(contract)
     assert load_family(folder)[0].batching == joins
+
+
+@pytest.mark.parametrize(
+    "part", ["\n", " ", '"', "'", "#", '\\"', "\\'", "dynamic_batching", "dynamic_batching\n", ": "]
+)
+def test_no_contract_takes_long_to_read(folder, part):
+    text = part * (CONFIG_BYTES_MAX // len(part) - 100)
+    for before in ("", '"', "dynamic_batching"):
+        (folder / "config.pbtxt").write_text(before + text)
+        began_s = time.process_time()
+        assert not load_family(folder)[0].batching
+        assert time.process_time() - began_s < 2.0
 
 
 def test_loads(folder):

@@ -181,8 +181,8 @@ def requests(spec: MuServeSpec) -> list[Arrival]:
 
 def turn_s(at_s: float, mean_s: float, class_: float | None, aging: float) -> float:
     """Turn of a request by the queue that serves live."""
-    ticket = Ticket(0, "", "", "", 1, 0, at_s, None, 0.0, 0, "", False, False, class_, cost_s=mean_s)
-    return turn(ticket, aging)[0]
+    ticket = Ticket(0, "", "", "", 1, 0, at_s, None, 0.0, 0, "", False, False, class_)
+    return turn(ticket, mean_s, aging)[0]
 
 
 def models_of(spec: MuServeSpec, slo_s: Mapping[str, float]) -> list[Model]:
