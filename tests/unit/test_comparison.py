@@ -2,7 +2,7 @@
 
 import pytest
 
-from trefoil.comparison.comparison import Case, Comparison, Row, Run
+from trefoil.comparison.comparison import Case, Comparison, Row, Run, subject_of
 from trefoil.comparison.report import case_cells
 from trefoil.comparison.report import headline as headline_text
 from trefoil.comparison.runs import split_values
@@ -119,6 +119,37 @@ def test_the_headline_is_against_the_best_carbon_blind_policy_with_the_same_leve
     headline = found.to_json()["cases"][0]["headline"]
     assert (headline and headline["against"]) == against
     assert headline_text(found, found.cases[0]).startswith(f"{rows[-1].name} against {against}" if against else "")
+
+
+@pytest.mark.parametrize(
+    ("opponent", "subject", "levers"),
+    [
+        (CLOCKS, "exact_miad", " with its levers"),
+        (BLIND, "exact", " with its levers"),
+        (BLIND, "exact_miad", ", without its clocks"),
+        (FIRST, "exact_miad", ", without its variants and clocks"),
+        (FIRST, "exact", ", without its variants"),
+        (FIRST, "carbondis", ""),
+    ],
+)
+def test_the_headline_says_which_levers_its_opponent_lacks(opponent, subject, levers):
+    rows = (opponent, row(subject, (0.5e-3, 0.98, 1.0)))
+    found = Comparison("x", 60.0, tuple(row.name for row in rows), (0,), (case(*rows),))
+    text = headline_text(found, found.cases[0])
+    assert text.startswith(f"{subject} against {opponent.name}, the best carbon-blind policy here{levers}: ")
+
+
+@pytest.mark.parametrize(
+    ("names", "subject"),
+    [
+        (("static_miad", "exact_miad@shared_slices", "base"), "exact_miad@shared_slices"),
+        (("exact@shared_slices", "exact", "base"), "exact@shared_slices"),
+        (("exact", "exact_miad", "base"), "exact_miad"),
+        (("base", "clover@paper"), "clover@paper"),
+    ],
+)
+def test_the_headline_is_about_our_policy_also_with_a_preset(names, subject):
+    assert subject_of(names) == subject
 
 
 def test_unequal_load_is_no_comparison():

@@ -178,7 +178,8 @@ class Case:
 def subject_of(names: Iterable[str]) -> str:
     """Name of the row that a headline is about: `exact_miad`, else `exact`, where it is played, else the last one."""
     found = list(names)
-    return next((name for name in ("exact_miad", "exact") if name in found), found[-1])
+    known = {split_preset(name)[0]: name for name in reversed(found)}
+    return next((known[row] for row in ("exact_miad", "exact") if row in known), found[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 
 from trefoil.comparison.comparison import COMPARED, EXPLORED, Case, Comparison, Row
-from trefoil.core.policies import POLICIES
+from trefoil.core.policies import POLICIES, policy, split_preset
 from trefoil.simulator.report.result import json_safe
 from trefoil.tables import Grid
 
@@ -77,12 +77,22 @@ def case_caption(found: Comparison, case: Case) -> str:
 
 
 def headline(found: Comparison, case: Case) -> str:
-    """Saving of the subject against the best carbon-blind policy with its levers, as a line; "" where there is none."""
+    """Saving of the subject against the best carbon-blind policy, as a line; "" where there is none."""
     if (rows := found.headline(case)) is None:
         return ""
     subject, opponent = rows
-    what = f"{subject.name} against {opponent.name}, the best carbon-blind policy here with its levers"
+    what = f"{subject.name} against {opponent.name}, {opponent_text(subject.name, opponent.name)}"
     return f"{what}: {_saving_text(case, subject, opponent)}\n"
+
+
+def opponent_text(subject: str, opponent: str) -> str:
+    """What the opponent of a headline is: with the levers of the subject, or without which of them."""
+    ours, theirs = (policy(split_preset(name)[0]) for name in (subject, opponent))
+    lacked = [lever for lever in ours.levers if lever not in theirs.levers]
+    levers = f", without its {' and '.join(lacked)}" if lacked else " with its levers" if ours.levers else ""
+    if ":" in ours.planner + theirs.planner:
+        levers = ""  # nobody knows those of a planner of one's own
+    return f"the best carbon-blind policy here{levers}"
 
 
 def columns(found: Comparison, case: Case) -> tuple[str, ...]:

@@ -50,7 +50,14 @@ class Policy:
         planned = self.settings.get(Kind.PLANNER, {}).get("clocks", "highest")
         return self.governor not in ("", "fixed") or planned != "highest"
 
+    @property
+    def levers(self) -> tuple[str, ...]:
+        """Levers that are known of it: variants, clocks."""
+        return ("variants",) * (self.planner in MIXING) + ("clocks",) * self.moves_clocks
 
+
+MIXING: Final = frozenset({"static_mix", "exact", "clover", "blover", "oracle", "infadapter", "ms_plus"})
+"""Planners that choose among the variants of a family as they go."""
 SHIPPED: Final[Mapping[Kind, frozenset[str]]] = {
     Kind.ROUTER: frozenset({"weighted", "fifo", "least_loaded", "carbondis", "dybatch", "random", "least_grams"}),
     Kind.QUEUE: frozenset({"fifo", "ssjf"}),

@@ -126,7 +126,7 @@ def test_a_compressed_load_keeps_its_shape(duration_s: float) -> None:
 def test_quick_plays_two_policies_through_the_same_day_by_a_given_slo() -> None:
     whole = load_system(SHIPPED / "demo.toml", DemoScenario)
     quick = whole.shortened()
-    assert quick.policies == ("static_mix", "exact_miad")
+    assert quick.policies == ("static_miad", "exact_miad")
     assert (quick.duration_s, quick.carbon.steps) == (60.0, whole.carbon.steps)
     assert quick.load.ramp_s == pytest.approx(10.0)
     assert (quick.slo_rule.factor, quick.slo.latency_ms) == (0.0, 110.0)

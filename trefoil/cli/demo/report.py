@@ -13,7 +13,7 @@ from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import DemoFamilySummary, DemoSeries, DemoSummary, Exploration, Report, write_json
 from trefoil.cli.demo.spread import savings_of
 from trefoil.comparison.comparison import Comparison
-from trefoil.comparison.report import headline
+from trefoil.comparison.report import headline, opponent_text
 from trefoil.page import render
 from trefoil.tables import Grid
 
@@ -224,6 +224,7 @@ def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
         plain={name: report.saving_pct(name, corrected=False) for name in others},
         fleet=" and ".join(f"{count} × {kind}" for kind, count in Counter(report.gpus).items()),
         opponent=opponent,
+        opponent_text=opponent_text(report.subject, opponent) if opponent else "",
         no_saving={name: report.no_saving(name) for name in others},
         missed_lines=missed_lines(report),
         missed_rows={

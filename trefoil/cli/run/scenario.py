@@ -367,12 +367,12 @@ class DemoScenario(System):
         return self
 
     def shortened(self) -> "DemoScenario":
-        """The same scenario for a first look: its second and its last policy, and runs of QUICK_RUN_S.
+        """The same scenario for a first look: its last two policies, and runs of QUICK_RUN_S.
 
         The SLO is the one that the file gives, where it gives one. Where a planner measures candidates, steps stay as
         long as they are, and are QUICK_STEPS.
         """
-        names = self.policies if len(self.policies) < 3 else (self.policies[1], self.policies[-1])
+        names = self.policies[-2:]
         carbon, rule = self.carbon, self.slo_rule
         if any(measures_candidates(self.policy_row(name)) for name in names):
             shorter: dict[str, Any] = {"steps": min(carbon.steps, QUICK_STEPS)}
