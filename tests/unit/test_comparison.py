@@ -1,5 +1,7 @@
 """What may be said of a saving, and how values of a comparison are written."""
 
+from dataclasses import replace
+
 import pytest
 
 from trefoil.comparison.comparison import Case, Comparison, Row, Run, subject_of
@@ -7,6 +9,7 @@ from trefoil.comparison.report import case_cells
 from trefoil.comparison.report import headline as headline_text
 from trefoil.comparison.runs import split_values
 from trefoil.core.errors import SettingError
+from trefoil.core.objective import FamilyOutcome, no_saving
 
 PRICE_G = 0.01
 ARRIVED = 1000
@@ -96,6 +99,45 @@ def test_who_answers_fewer_requests_has_saved_nothing(answered, why):
     assert (found.why, found.pct is None) == (why, bool(why))
     (record,) = Comparison("x", 60.0, ("base", "exact"), (0,), (one,)).records()[1:]
     assert (record["saving_pct"] is None) == bool(why)
+
+
+NAN = float("nan")
+
+
+def outcome(attainment: float | None, accuracy: float | None, arrived: int = 900, answered: int = 900) -> FamilyOutcome:
+    return FamilyOutcome("digits", 0.95, attainment, 0.97, accuracy, arrived, answered)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "why"),
+    [
+        (outcome(NAN, 0.99), outcome(1.0, 0.99), "digits misses its SLO (nan% in time, 95.00% asked)"),
+        (outcome(None, 0.99), outcome(1.0, 0.99), "none of 900 requests of digits ended"),
+        (outcome(1.0, NAN), outcome(1.0, 0.99), "digits is below its accuracy floor (nan, 0.9700 asked)"),
+        (outcome(1.0, 0.99), outcome(1.0, NAN), "accuracy of digits is not known"),
+        (outcome(1.0, None), outcome(1.0, 0.99), "accuracy of digits is not known"),
+        (outcome(None, None, 0, 0), outcome(None, None, 0, 0), ""),
+    ],
+    ids=["NaN in time", "none ended", "NaN accuracy", "theirs NaN", "no accuracy", "nobody asked"],
+)
+def test_what_is_not_known_is_not_believed_and_who_nobody_asked_forbids_nothing(ours, theirs, why):
+    beside = replace(outcome(1.0, 0.99), name="twin")
+    assert no_saving([ours, beside], [theirs, beside], priced=True) == why
+
+
+def test_a_family_that_nobody_asked_leaves_the_others_their_saving():
+    idle = {"arrived": 0, "answered": 0, "slo_attainment": None, "accuracy": None}
+    rows = []
+    for one in (FIRST, row("exact", (0.5e-3, 0.99, 1.0))):
+        (run,) = one.runs
+        families = {"digits": run.summary["families"]["digits"]}
+        families["twin"] = {**families["digits"], **idle, "slo_missed": False, "floor_missed": False}
+        rows.append(Row(one.name, (replace(run, summary={**run.summary, "families": families}),)))
+    found = case(*rows).saving(rows[1])
+    assert found is not None
+    assert (found.why, rows[1].missed) == ("", ())
+    assert found.pct is not None
+    assert case_cells(case(*rows))[2][4:6] == ("- of 95", "- of 0.9700")
 
 
 BLIND = row("static_mix", (0.7e-3, 0.98, 1.0))

@@ -7,8 +7,10 @@ that `static_mix` (between forecasts: their policy) pays for accuracy in the sam
 lever which the subject lacks, whichever that turns out to be.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Final
 
 from trefoil.comparison.saving import RunOutcome, saving_pct, summary
@@ -52,8 +54,12 @@ class Row:
     runs: tuple[Run, ...]
 
     def spread(self, name: str, family: str = "") -> dict[str, float]:
-        """Mean, deviation, lowest and highest of a number of the summary over the seeds, or of one family's."""
-        return summary([float(self._of(run, family)[name]) for run in self.runs])
+        """Mean, deviation, lowest and highest of a number of the summary over the seeds, or of one family's.
+
+        NaN where a seed has none.
+        """
+        found = [self._of(run, family)[name] for run in self.runs]
+        return summary([math.nan if value is None else float(value) for value in found])
 
     def mean(self, name: str, family: str = "") -> float:
         """Mean of a number over the seeds."""
@@ -71,9 +77,15 @@ class Row:
 
     def _outcome(self, family: str) -> FamilyOutcome:
         asked = self._of(self.runs[0], family)
-        found = (self.mean(name, family) for name in ("slo_attainment", "accuracy", "arrived", "answered"))
-        attainment, accuracy, arrived, answered = found
+        attainment, accuracy = (self._known_mean(name, family) for name in ("slo_attainment", "accuracy"))
+        arrived, answered = (self.mean(name, family) for name in ("arrived", "answered"))
         return FamilyOutcome(family, asked["slo_quantile"], attainment, asked["floor"], accuracy, arrived, answered)
+
+    def _known_mean(self, name: str, family: str) -> float | None:
+        """Mean of a family's number over the seeds that have it; None where none has it."""
+        found = [self._of(run, family)[name] for run in self.runs]
+        known = [float(value) for value in found if value is not None]
+        return fmean(known) if known else None
 
     @property
     def missed(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ What draws and writes pages is imported where that is asked for: a table is ther
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -129,6 +130,8 @@ def _number(row: Row, name: str, family: str) -> str:
 
 
 def _spread_text(found: Mapping[str, float], scale: float, shape: str) -> str:
+    if math.isnan(found["mean"]):
+        return "-"
     mean = format(scale * found["mean"], shape)
     return mean if found["lowest"] == found["highest"] else f"{mean} ± {format(scale * found['deviation'], shape)}"
 

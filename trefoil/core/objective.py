@@ -89,12 +89,15 @@ def floor_missed(accuracy: float, floor: float) -> bool:
     The one rule of every report. So much one rollout of 10 s moves the mean of 20 minutes between variants 0.06 apart,
     and no plan times its last one better; and it is a seventh of one image of the 299 that the digits are measured on.
     """
-    return accuracy < floor - FLOOR_TOLERANCE
+    return not accuracy >= floor - FLOOR_TOLERANCE  # NaN misses it
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyOutcome:
-    """Outcome of a run for one family, or one class of its requests, and what was asked for. None: not known."""
+    """Outcome of a run for one family, or one class of its requests, and what was asked for.
+
+    None: not known, or there is none, as of a family that nobody asked; NaN misses what was asked for.
+    """
 
     name: str
     slo_quantile: float
@@ -106,8 +109,10 @@ class FamilyOutcome:
 
     @property
     def slo_missed(self) -> bool:
-        """Whether too few requests were answered in time."""
-        return self.attainment is not None and self.attainment < self.slo_quantile
+        """Whether too few requests were answered in time, or requests came and none has ended."""
+        if self.attainment is None:
+            return self.arrived > 0
+        return not self.attainment >= self.slo_quantile
 
     @property
     def floor_missed(self) -> bool:
@@ -118,7 +123,9 @@ class FamilyOutcome:
     def misses(self) -> list[str]:
         """What it missed, with the figure and what was asked for."""
         found = []
-        if self.slo_missed:
+        if self.slo_missed and self.attainment is None:
+            found.append(f"none of {self.arrived:,.0f} requests of {self.name} ended")
+        elif self.slo_missed:
             found.append(f"{self.name} misses its SLO ({self.attainment:.2%} in time, {self.slo_quantile:.2%} asked)")
         if self.floor_missed:
             found.append(f"{self.name} is below its accuracy floor ({self.accuracy:.4f}, {self.floor:.4f} asked)")
@@ -143,9 +150,13 @@ def no_saving(ours: Sequence[FamilyOutcome], theirs: Sequence[FamilyOutcome], *,
     for mine, other in zip(ours, theirs, strict=True):
         unanswered = mine.arrived - mine.answered + other.arrived - other.answered
         allowed = max(WORK_TOLERANCE * other.arrived, ERRORS * math.sqrt(max(0.0, unanswered)))
-        if abs(mine.answered - other.answered) > allowed:
+        if not abs(mine.answered - other.answered) <= allowed:
             return f"unequal work: {mine.answered:,.0f} requests of {mine.name} answered against {other.answered:,.0f}"
-        apart = (mine.accuracy or 0.0) - (other.accuracy or 0.0)
+        if not mine.answered and not other.answered:
+            continue
+        if mine.accuracy is None or other.accuracy is None or not math.isfinite(mine.accuracy - other.accuracy):
+            return f"accuracy of {mine.name} is not known"
+        apart = mine.accuracy - other.accuracy
         if not priced and abs(apart) > FLOOR_TOLERANCE:
             return f"accuracy of {mine.name} differs by {apart:+.4f} and has no price here"
     return ""

@@ -7,7 +7,7 @@ import pytest
 from tests.support.planning import digits
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import InvalidInput, ProfileMissing, SettingError, TraceError
-from trefoil.simulator import Scenario
+from trefoil.simulator import Scenario, simulate
 from trefoil.simulator.scenario.inputs import arrivals_of, prepare
 from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Noise, Served, Zone
 from trefoil.simulator.scenario.truth import pair
@@ -146,3 +146,12 @@ def test_a_planner_knows_the_truth_only_where_the_run_says_so():
     told, estimate = pair(seen, names, noise, 1, known, knows_truth=True)
     assert told.catalog.rows == truth.catalog.rows
     assert estimate.catalog.rows == truth.catalog.rows[:2]
+
+
+def test_who_was_asked_nothing_has_no_attainment_no_accuracy_and_missed_nothing():
+    found = simulate(scenario(policy="base", families=(served(arrivals=Arrivals(rate_per_s=1e-9)),)))
+    one = found.summary.families["digits"]
+    assert (one.arrived, one.slo_attainment, one.accuracy) == (0, None, None)
+    assert not one.slo_missed
+    assert not one.floor_missed
+    assert found.rows()[0][-2:] == ("-", "-")

@@ -61,12 +61,19 @@ class DemoFamilySummary:
     schedule_digest: str  # equal ones: the same arrivals with the same images
     slo_ms: float
     latency_ms_p95: float
-    slo_attainment: float
-    accuracy: float  # measured on labels, of images that set no profile
-    accuracy_profile: float  # of the variants that answered, by family.toml: what plans and the price of accuracy go by
+    slo_attainment: float | None  # None: nobody asked
+    accuracy: float | None  # measured on labels, of images that set no profile; None: nothing was answered
+    accuracy_profile: float | None  # of the variants that answered, by family.toml: plans and the price go by it
     accuracy_floor: float
     device_type_shares: Mapping[str, float] = field(default_factory=dict)  # of the answers
     profile: str = ""  # what its profile rests on: basis and source
+
+    @property
+    def lower_accuracy(self) -> float | None:
+        """The lower one of its labels and of the variants' own; None where one of them is not known."""
+        if self.accuracy is None or self.accuracy_profile is None:
+            return None
+        return min(self.accuracy, self.accuracy_profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,7 @@ class Report:
                 run.slo["percentile"] / 100,
                 one.slo_attainment,
                 one.accuracy_floor,
-                min(one.accuracy, one.accuracy_profile),
+                one.lower_accuracy,
                 one.requests,
                 one.answered,
             )

@@ -26,7 +26,8 @@ def series_figure(series: Mapping[str, npt.NDArray[np.float64]], families: Mappi
         load.plot(hours, series[f"{name}.rate_per_s"], color=colour, label=name)
         latency.plot(hours, series[f"{name}.p95_ms"], color=colour, label=name)
         latency.axhline(family.slo_ms, color=MISSED if family.slo_missed else colour, linestyle="--", linewidth=1)
-        accuracy.plot(hours, series[f"{name}.accuracy"], color=colour, label=f"{name}, mean {family.accuracy:.4f}")
+        label = name if family.accuracy is None else f"{name}, mean {family.accuracy:.4f}"
+        accuracy.plot(hours, series[f"{name}.accuracy"], color=colour, label=label)
         accuracy.axhline(family.floor, color=MISSED if family.floor_missed else colour, linestyle="--", linewidth=1)
     named = ("g CO2/kWh", "requests/s", "W", "p95 ms (-- SLO)", "accuracy (-- floor)")
     for axes, label in zip((carbon, load, power, latency, accuracy), named, strict=True):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from trefoil.core.catalog import profile_basis
-from trefoil.core.objective import FamilyOutcome, floor_missed
+from trefoil.core.objective import FamilyOutcome
 from trefoil.core.plan import DecisionRecord
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.report.frames import data_frame
@@ -27,7 +27,10 @@ DIGITS = 9  # significant, in JSON
 
 @dataclass(frozen=True, slots=True)
 class FamilySummary:
-    """Summary of a family since time zero. Joules and grams: its part of all drawn, per answer. Rejected are misses."""
+    """Summary of a family since time zero. Joules and grams: its part of all drawn, per answer. Rejected are misses.
+
+    Attainment is None where no request ended, accuracy where none was answered.
+    """
 
     arrived: int
     answered: int
@@ -39,10 +42,10 @@ class FamilySummary:
     p99_ms: float
     slo_ms: float
     slo_quantile: float
-    slo_attainment: float
+    slo_attainment: float | None
     slo_missed: bool
     """Attainment is below `slo_quantile`: what this run saves is bought with lateness."""
-    accuracy: float
+    accuracy: float | None
     floor: float
     """Of the accuracy, as the objective has it."""
     floor_missed: bool
@@ -167,8 +170,8 @@ class Result:
             (
                 name, f"{f.answered:,}", f"{f.grams_per_request:.4g}", f"{f.joules_per_request:.4g}", f"{f.p95_ms:.1f}",
                 f"{f.slo_ms:.1f}",
-                f"{f.slo_attainment:.2%}" + (f", {f.slo_quantile:.0%} MISSED" if f.slo_missed else ""),
-                f"{f.accuracy:.4f}" + (f", floor {f.floor:.4f} MISSED" if f.floor_missed else ""),
+                _shown(f.slo_attainment, ".2%") + (f", {f.slo_quantile:.0%} MISSED" if f.slo_missed else ""),
+                _shown(f.accuracy, ".4f") + (f", floor {f.floor:.4f} MISSED" if f.floor_missed else ""),
             )
             for name, f in self.summary.families.items()
         ]  # fmt: skip
@@ -264,8 +267,11 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
     for device, count in one.by_device.items():
         name = simulation.hardware.devices[device].type.name
         by_type[name] = by_type.get(name, 0.0) + count
-    objective, accuracy = simulation.core.objectives[family], _per(one.accuracy_sum, one.answered)
-    attainment = _per(one.within_slo, one.answered + one.rejected)
+    objective, ended = simulation.core.objectives[family], one.answered + one.rejected
+    accuracy = one.accuracy_sum / one.answered if one.answered else None
+    attainment = one.within_slo / ended if ended else None
+    found = attainment, objective.min_accuracy, accuracy, round(one.arrived), round(one.answered)
+    outcome = FamilyOutcome(family, objective.slo_quantile, *found)
     return FamilySummary(
         arrived=round(one.arrived),
         answered=round(one.answered),
@@ -276,11 +282,11 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         slo_ms=objective.slo_ms,
         slo_quantile=objective.slo_quantile,
         slo_attainment=attainment,
-        slo_missed=attainment < objective.slo_quantile,
+        slo_missed=outcome.slo_missed,
         profile=profile_basis(simulation.inputs.estimate.catalog.rows, family),
         accuracy=accuracy,
         floor=objective.min_accuracy,
-        floor_missed=floor_missed(accuracy, objective.min_accuracy),
+        floor_missed=outcome.floor_missed,
         mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},
         by_device_type={kind: _per(n, one.answered) for kind, n in sorted(by_type.items())},
     )
@@ -292,6 +298,10 @@ def _quantiles(one: Interval) -> dict[str, Any]:
 
 def _per(total: float, count: float) -> float:
     return total / count if count else 0.0
+
+
+def _shown(value: float | None, shape: str) -> str:
+    return "-" if value is None else format(value, shape)
 
 
 def _short(value: float) -> float:
