@@ -7,7 +7,7 @@ import pytest
 from trefoil.comparison.comparison import Case, Comparison, Row, Run, subject_of
 from trefoil.comparison.report import case_cells
 from trefoil.comparison.report import headline as headline_text
-from trefoil.comparison.runs import split_values
+from trefoil.comparison.runs import Weighed, split_values
 from trefoil.core.errors import SettingError
 from trefoil.core.objective import FamilyOutcome, no_saving
 
@@ -99,6 +99,53 @@ def test_who_answers_fewer_requests_has_saved_nothing(answered, why):
     assert (found.why, found.pct is None) == (why, bool(why))
     (record,) = Comparison("x", 60.0, ("base", "exact"), (0,), (one,)).records()[1:]
     assert (record["saving_pct"] is None) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "price_g", "why"),
+    [
+        ((0.0, 0.99, 1.0), (0.5e-3, 0.99, 1.0), PRICE_G, "0 mg/request is nothing to save a share of"),
+        ((-1e-3, 0.99, 1.0), (0.5e-3, 0.99, 1.0), PRICE_G, "-1 mg/request is nothing to save a share of"),
+        ((1e-4, 0.99, 1.0), (0.5e-4, 0.98, 1.0), 0.01, "0.1 mg/request is nothing to save a share of"),
+        ((float("nan"), 0.99, 1.0), (float("nan"), 0.99, 1.0), PRICE_G, "grams are not metered here"),
+    ],
+    ids=["no carbon", "negative marginal intensity", "at our accuracy none", "not metered"],
+)
+def test_of_no_grams_no_share_is_saved(theirs, ours, price_g, why):
+    one = case(row("base", theirs), row("exact", ours), price_g=price_g)
+    found = one.saving(one.rows[1])
+    assert found is not None
+    assert (found.pct, found.plain_pct, found.why) == (None, None, why)
+    assert case_cells(one)[1][-1] == f"none: {why}"
+    (record,) = Comparison("x", 60.0, ("base", "exact"), (0,), (one,)).records()[1:]
+    assert record["saving_pct"] is None
+
+
+@pytest.mark.parametrize(
+    ("base", "other"),
+    [
+        ({"answered": 0, "joules_per_request": 0.0, "accuracy": 0.0}, {}),
+        ({"joules_per_request": 0.0}, {}),
+        ({"joules_per_request": float("nan")}, {}),
+        ({}, {"answered": 0, "grams_per_request": 0.0, "accuracy": 0.0}),
+    ],
+    ids=["base answered nothing", "no joules", "not metered", "it answered nothing"],
+)
+def test_a_pair_that_has_no_objective_leaves_the_comparison_whole(base, other):
+    first, second = (one.runs[0] for one in (FIRST, row("clover", (0.5e-3, 0.99, 1.0))))
+    weighed = Weighed(0.5, 250.0, 1.2)
+    assert weighed.objective(second, first) is not None
+    changed = (replace(one, summary={**one.summary, **own}) for one, own in ((second, other), (first, base)))
+    assert weighed.objective(*changed) is None
+
+
+def test_a_row_without_an_objective_under_one_seed_shows_none():
+    runs = row("clover", (0.5e-3, 0.99, 1.0), (0.5e-3, 0.99, 1.0)).runs
+    rows = tuple(
+        Row(name, tuple(replace(run, summary={**run.summary, "objective": f}) for run, f in zip(runs, fs, strict=True)))
+        for name, fs in (("base", (10.0, 12.0)), ("clover", (None, 3.0)))
+    )
+    assert [cells[6] for cells in case_cells(case(*rows))] == ["11.0 ± 1.4", "-"]
 
 
 NAN = float("nan")

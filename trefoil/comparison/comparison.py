@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Final
 
-from trefoil.comparison.saving import RunOutcome, saving_pct, summary
+from trefoil.comparison.saving import RunOutcome, no_percent, saving_pct, summary
 from trefoil.core.objective import FamilyOutcome, no_saving
 from trefoil.core.policies import policy, split_preset
 
@@ -167,9 +167,12 @@ class Case:
         if why := no_saving(row.outcomes, first.outcomes, priced=self.price_g is not None):
             return Saving(None, None, accuracy, attainment, why, first.missed)
         pairs = [(ours.outcome, theirs.outcome) for ours, theirs in zip(row.runs, first.runs, strict=True)]
-        equal = tuple([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
-        plain = summary([saving_pct(ours, theirs, 0.0) for ours, theirs in pairs])
-        return Saving(summary(equal), plain, accuracy, attainment, "", first.missed, equal)
+        price_g = self.price_g or 0.0
+        if why := next(filter(None, (no_percent(*pair, price_g) for pair in pairs)), ""):
+            return Saving(None, None, accuracy, attainment, why, first.missed)
+        equal = tuple([pct for pair in pairs if (pct := saving_pct(*pair, price_g)) is not None])
+        plain = [pct for pair in pairs if (pct := saving_pct(*pair, 0.0)) is not None]
+        return Saving(summary(equal), summary(plain), accuracy, attainment, "", first.missed, equal)
 
     def opponent(self, subject: Row) -> Row | None:
         """The best carbon-blind policy that has no lever which the subject lacks: the fewest grams at its accuracy, of

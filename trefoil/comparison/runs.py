@@ -79,8 +79,10 @@ class Weighed:
     base_intensity_g_per_kwh: float
     pue: float
 
-    def objective(self, run: Run, base: Run) -> float:
-        """Objective f of a whole run [%]."""
+    def objective(self, run: Run, base: Run) -> float | None:
+        """Objective f of a whole run [%]; None where one of the two answered nothing, or `base` took no joules."""
+        if not (run.summary["answered"] and base.summary["answered"] and base.summary["joules_per_request"] > 0):
+            return None
         base_g = grams(base.summary["joules_per_request"], self.base_intensity_g_per_kwh, self.pue)
         carbon = delta_carbon(run.summary["grams_per_request"], base_g)
         return weighted(self.lambda_weight, carbon, delta_accuracy(run.summary["accuracy"], base.summary["accuracy"]))

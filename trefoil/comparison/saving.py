@@ -7,6 +7,7 @@ run they are of: the other run's grams are corrected by the price of accuracy, w
 `PRICE_STEP` more of it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -29,10 +30,24 @@ class RunOutcome:
     slo_attainment: float
 
 
-def saving_pct(ours: RunOutcome, theirs: RunOutcome, price_g: float) -> float:
-    """Saving in grams per request at equal accuracy, in percent of what the other run had needed at ours."""
+def saving_pct(ours: RunOutcome, theirs: RunOutcome, price_g: float) -> float | None:
+    """Saving in grams per request at equal accuracy, in percent of what the other run had needed at ours.
+
+    None: grams are not metered, or the other run had needed none, or fewer than none, of which there are no percents.
+    """
     there = theirs.grams_per_request + price_g * (ours.accuracy - theirs.accuracy)
+    if not there > 0 or math.isnan(ours.grams_per_request):
+        return None
     return 100 * (1 - ours.grams_per_request / there)
+
+
+def no_percent(ours: RunOutcome, theirs: RunOutcome, price_g: float) -> str:
+    """Why a saving against a run, as it ran and at equal accuracy, is no percentage; "" where it is one."""
+    if math.isnan(ours.grams_per_request + theirs.grams_per_request):
+        return "grams are not metered here"
+    if saving_pct(ours, theirs, price_g) is None or saving_pct(ours, theirs, 0.0) is None:
+        return f"{1e3 * theirs.grams_per_request:.4g} mg/request is nothing to save a share of"
+    return ""
 
 
 def price_g(pairs: Sequence[tuple[RunOutcome, RunOutcome]]) -> float | None:
@@ -47,6 +62,8 @@ def price_g(pairs: Sequence[tuple[RunOutcome, RunOutcome]]) -> float | None:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation of one draw, lowest and highest."""
+    """Mean, standard deviation of one draw, lowest and highest; all NaN where one of the values is."""
+    if any(map(math.isnan, values)):
+        return dict.fromkeys(("mean", "deviation", "lowest", "highest"), math.nan)
     deviation = stdev(values) if len(values) > 1 else 0.0
     return {"mean": fmean(values), "deviation": deviation, "lowest": min(values), "highest": max(values)}

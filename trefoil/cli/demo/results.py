@@ -17,7 +17,7 @@ from typing import Any, Final
 import trefoil
 from trefoil.cli.demo.spread import savings_of
 from trefoil.comparison.comparison import Comparison, subject_of
-from trefoil.comparison.saving import RunOutcome, saving_pct
+from trefoil.comparison.saving import RunOutcome, no_percent, saving_pct
 from trefoil.core.objective import FamilyOutcome, missed, no_saving
 from trefoil.installation import CHECKOUT, SHIPPED
 
@@ -164,7 +164,10 @@ class Report:
 
     def no_saving(self, against: str) -> str:
         """Why our run has saved nothing against another one; "" where a saving may be stated."""
-        return no_saving(self.outcomes(self.subject), self.outcomes(against), priced=self.price_g is not None)
+        if why := no_saving(self.outcomes(self.subject), self.outcomes(against), priced=self.price_g is not None):
+            return why
+        ours, theirs = _outcome(self.runs[self.subject]), _outcome(self.runs[against])
+        return "" if ours is None or theirs is None else no_percent(ours, theirs, self.price_g or 0.0)
 
     @property
     def missed(self) -> str:
