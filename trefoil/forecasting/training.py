@@ -79,6 +79,8 @@ def windows_of(counts: Floats, stride_s: int = STRIDE_S) -> tuple[Floats, Floats
 def train(traces: Sequence[Path], held_out: Sequence[Path], out: Path, *, seed: int, python: Path) -> Mapping[str, Any]:
     """Train a model on traces and generated load, and write it with its card beside it.
 
+    A model that stands there is replaced by one that is accepted, and by no other.
+
     Args:
         held_out: traces that it will be tested on; none of them may be trained on, under whatever name.
         python: an interpreter with torch.
@@ -89,7 +91,7 @@ def train(traces: Sequence[Path], held_out: Sequence[Path], out: Path, *, seed: 
     Raises:
         InvalidInput: a trace is both trained on and held out, or too short.
         SettingError: no such interpreter.
-        StartError: training failed, or the model loses to the last minute's maximum.
+        StartError: training failed, or the model does not beat the last minute's maximum.
         TraceError: a file is no trace.
     """
     if not python.exists():
@@ -115,33 +117,44 @@ def train(traces: Sequence[Path], held_out: Sequence[Path], out: Path, *, seed: 
     parts += (made := [windows_of(generated_counts(rng)) for _ in range(GENERATED)])
     data.append({"name": "generated", "seed": seed, "traces": GENERATED, "windows": sum(len(y) for _, y in made)})
     out.parent.mkdir(parents=True, exist_ok=True)
-    fitted = _fit(parts, out, seed, python)
-    card = {
-        "sha256": file_sha256(out),
-        "input_s": INPUT_S,
-        "horizon_s": HORIZON_S,
-        "seed": seed,
-        "data": data,
-        "held_out": [{"name": path.name, "sha256": digest} for digest, path in tested.items()],
-        **fitted,
-    }
-    out.with_suffix(".json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix=".training-", dir=out.parent) as folder:  # beside it: moved, not copied
+        weights, stated = Path(folder) / "model.onnx", Path(folder) / "model.json"
+        fitted = _fit(parts, weights, seed, python)
+        card = {
+            "sha256": file_sha256(weights),
+            "input_s": INPUT_S,
+            "horizon_s": HORIZON_S,
+            "seed": seed,
+            "data": data,
+            "held_out": [{"name": path.name, "sha256": digest} for digest, path in tested.items()],
+            **fitted,
+        }
+        stated.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        weights.replace(out)
+        stated.replace(out.with_suffix(".json"))
     return card
 
 
 def _fit(parts: Sequence[tuple[Floats, Floats]], out: Path, seed: int, python: Path) -> dict[str, Any]:
-    """Fit in the other environment; what it reports."""
+    """Fit in the other environment, beside the windows that it reads; what it reports."""
     last = [np.arange(len(y)) >= len(y) * (1 - VALIDATED) for _, y in parts]
-    with tempfile.TemporaryDirectory() as folder:
-        windows = Path(folder) / "windows.npz"
-        x, y = (np.concatenate([part[i] for part in parts]).astype(np.float32) for i in (0, 1))
-        np.savez(windows, x=x, y=y, validates=np.concatenate(last))
-        command = [str(python), str(FIT), str(windows), str(out), str(seed)]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if ended.returncode:
-        raise StartError(f"training ended with {ended.returncode}; what it said stands above")
+    windows = out.with_name("windows.npz")
+    x, y = (np.concatenate([part[i] for part in parts]).astype(np.float32) for i in (0, 1))
+    np.savez(windows, x=x, y=y, validates=np.concatenate(last))
+    command = [str(python), str(FIT), str(windows), str(out), str(seed)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if ended.returncode or not out.is_file():
+        remedy = "read what it said above, and name an interpreter with torch: make .venv-export/.ready"
+        raise StartError(
+            f"training ended with {ended.returncode} and no model", field="--python", value=str(python), remedy=remedy
+        )
     fitted: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     error, trivial = fitted["validation"]["mae_ratio"], fitted["validation"]["mae_ratio_of_last_minute"]
-    if error >= trivial:
-        raise StartError(f"its error of {error:.1%} is no less than {trivial:.1%} of the last minute's maximum")
+    if not error < trivial:
+        raise StartError(
+            f"its error of {error:.1%} is no less than {trivial:.1%} of the last minute's maximum; nothing was written",
+            field="validation.mae_ratio",
+            value=error,
+            remedy="train on more or longer traces, or draw others with --seed",
+        )
     return fitted

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from tests.support.seam.forecaster import Promised, PromisedSettings
 from trefoil.cli.main import app
 from trefoil.forecasting.backtest import backtest
-from trefoil.forecasting.training import counts_per_s, generated_counts, windows_of
+from trefoil.forecasting.training import counts_per_s, file_sha256, generated_counts, train, windows_of
 from trefoil.simulator.scenario.request_trace import read_trace
 
 
@@ -87,17 +88,44 @@ def test_training_needs_an_interpreter_with_torch(trace, tmp_path):
     assert "Remedy: make .venv-export/.ready" in refusal("train", trace, "--python", tmp_path / "nowhere")
 
 
-def test_a_model_that_loses_to_the_last_minutes_maximum_is_refused(trace, tmp_path):
+def interpreter(tmp_path, error: str) -> Path:
+    """A python whose every training ends with this error against 0.2."""
     python = tmp_path / "python"
-    python.write_text("""#!/bin/sh
-: > "$3"
-echo '{"validation": {"mae_ratio": 0.3, "mae_ratio_of_last_minute": 0.2}}'
+    python.write_text(f"""#!/bin/sh
+echo new > "$3"
+echo '{{"validation": {{"mae_ratio": {error}, "mae_ratio_of_last_minute": 0.2}}}}'
 """)
     python.chmod(0o755)
-    says = run("train", trace, "--python", python, "--out", tmp_path / "mine.onnx")
-    assert says.exit_code == 2
-    assert "its error of 30.0% is no less than 20.0% of the last minute's maximum" in says.stderr
-    assert not (tmp_path / "mine.json").exists(), "without its card no model is used"
+    return python
+
+
+@pytest.mark.parametrize(("error", "says"), [("0.3", "30.0%"), ("0.2", "20.0%"), ("NaN", "nan%")])
+def test_a_model_that_loses_to_the_last_minutes_maximum_leaves_the_one_that_stands(trace, tmp_path, error, says):
+    out = tmp_path / "models" / "mine.onnx"
+    out.parent.mkdir()
+    for path in (out, out.with_suffix(".json")):
+        path.write_text("standing")
+    refused = run("train", trace, "--python", interpreter(tmp_path, error), "--out", out)
+    assert refused.exit_code == 2
+    assert f"validation.mae_ratio = {error.lower()}: its error of {says} is no less than 20.0% of" in refused.stderr
+    assert "Remedy: train on more or longer traces" in refused.stderr
+    assert {path.name: path.read_text() for path in out.parent.iterdir()} == dict.fromkeys(
+        ("mine.onnx", "mine.json"), "standing"
+    )
+
+
+def test_a_model_that_wins_takes_its_place_with_its_card(trace, tmp_path):
+    out = tmp_path / "models" / "mine.onnx"
+    card = train([trace], [], out, seed=1, python=interpreter(tmp_path, "0.1"))
+    assert {path.name for path in out.parent.iterdir()} == {"mine.onnx", "mine.json"}
+    assert card == json.loads(out.with_suffix(".json").read_text())
+    assert card["sha256"] == file_sha256(out)
+
+
+def test_an_interpreter_that_trains_nothing_is_named(trace, tmp_path):
+    refused = run("train", trace, "--python", "/bin/true", "--out", tmp_path / "models" / "mine.onnx")
+    assert refused.exit_code == 2
+    assert "--python = '/bin/true': training ended with 0 and no model. Remedy: " in refused.stderr
 
 
 def test_windows_are_ten_minutes_and_the_largest_second_after_them():
