@@ -31,6 +31,7 @@ STEPS: Final = 100
 RESIDUAL: Final = 1e-4
 THRESHOLD: Final = 0.98  # of the semantic cache: below it a prompt is another one
 PROMPT_CHARS_MAX: Final = 4096  # that a dispatcher asks about
+TOKENS_MAX: Final = 10**7  # of one answer: more is a mistake of the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +56,25 @@ def read_log(path: Path, family: str) -> list[Answered]:
     """
     if not path.is_file():
         raise NotFound("is no file", field="LOG", value=str(path), remedy="name a file of JSON lines")
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         return [_answered(path, number, line, family) for number, line in enumerate(file, 1) if line.strip()]
 
 
-def _answered(path: Path, number: int, line: str, family: str) -> Answered:
+def _answered(path: Path, number: int, line: bytes, family: str) -> Answered:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())
         prompt, of = row["prompt"], row.get("family", family)
         tokens = row["tokens"] if "tokens" in row else len(words(row["answer"]))
-        if not (isinstance(prompt, str) and isinstance(of, str) and isinstance(tokens, int)) or tokens < 0 or not of:
-            raise ValueError("prompt and family are texts, tokens is a whole number from 0 on")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not (isinstance(prompt, str) and isinstance(of, str) and isinstance(tokens, int)) or not of:
+            raise ValueError("prompt and family are texts, tokens is a whole number")
+        if not 0 <= tokens <= TOKENS_MAX:
+            raise ValueError(f"tokens lie from 0 to {TOKENS_MAX:,}")
+        (prompt + of).encode()  # half of a surrogate pair is no text
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         remedy = 'write {"prompt": "...", "tokens": 12, "family": "..."} a line, or "answer" for "tokens"; --family'
+        shown = line.strip()[:80].decode(errors="backslashreplace")
         raise InvalidInput(
-            f"{path} line {number} is no answer: {error}", field="line", value=line.strip()[:80], remedy=remedy
+            f"{path} line {number} is no answer: {error}", field="line", value=shown, remedy=remedy
         ) from None
     return Answered(of, prompt[:PROMPT_CHARS_MAX], max(1, tokens))
 
