@@ -313,7 +313,7 @@ def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, 
         energy_j=item_j * items,
         running_w=running_w,
         tiers=tiers,
-        batch=most,
+        batch=most / items,
     )
 
 
