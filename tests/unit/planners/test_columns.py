@@ -75,3 +75,10 @@ def test_a_request_that_joins_a_batch_waits_for_one_and_takes_its_own(items):
     assert len(shared) == 2
     assert all(0 < c.unqueued_ms_p95 <= 200.0 for c in shared)
     assert max(c.batch for c in shared) <= max(c.batch for c in alone)
+
+
+def test_on_cpus_batches_carry_no_more_than_was_carried_when_they_were_profiled():
+    points = [(n, 10.0 + 2.0 * n, 60.0) for n in (1, 8, 64)]
+    alone, _ = batching_class("cpu:4", 1.0, points)
+    (column,) = [c for c in alone if c.slice_type == "cpu:4"]
+    assert max(rate for _, rate in column.tiers) == pytest.approx(60.0)
