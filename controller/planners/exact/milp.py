@@ -122,8 +122,7 @@ class Program:
             known = highspy.HighsSolution()
             known.col_value = list(start)
             solver.setSolution(known)
-        if any(self.integer):
-            solver.cbMipInterrupt.subscribe(lambda at: at.interrupt(time.thread_time() - began_s >= CPU_LIMIT_S))
+        _limit_cpu(solver, began_s)
         solver.run()
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInterrupt:
@@ -184,6 +183,16 @@ class Program:
         return model
 
 
+def _limit_cpu(solver: highspy.Highs, began_s: float) -> None:
+    """Let a solve end at the safety net, whichever part of HiGHS it is in: branches, simplex or interior point."""
+
+    def check(at: highspy.HighsCallbackEvent) -> None:
+        at.interrupt(time.thread_time() - began_s >= CPU_LIMIT_S)
+
+    for part in (solver.cbMipInterrupt, solver.cbSimplexInterrupt, solver.cbIpmInterrupt):
+        part.subscribe(check)
+
+
 class GrowingProgram:
     """A linear program that gets more columns and other bounds, and is solved again from where it stood.
 
@@ -196,6 +205,7 @@ class GrowingProgram:
         self._solver = program.solver(Limits())
         for option, setting in (("solver", "simplex"), ("presolve", "off")):  # a warm start needs the program as it is
             self._solver.setOptionValue(option, setting)
+        _limit_cpu(self._solver, self._began_s)
 
     def add(self, cost: float, terms: dict[int, float]) -> int:
         """Add a variable of at least 0 with its coefficients by row; the answer is its index."""
