@@ -14,6 +14,14 @@ from trefoil.core.errors import TrefoilError
 
 INFINITY: Final = highspy.kHighsInf
 SOLVED: Final = frozenset({highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kSolutionLimit})
+# No point satisfies the constraints. `kModelEmpty`: there is no variable that could.
+NO_POINT: Final = frozenset(
+    {
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        highspy.HighsModelStatus.kModelEmpty,
+    }
+)
 # HiGHS 1.15's probing in presolve takes a few of our programs for infeasible that are not (a test holds one); without
 # it they solve as fast as with it.
 PROBING: Final = 1 << 15
@@ -27,7 +35,7 @@ class CpuLimitHit(TrefoilError):
 
 
 class NothingFound(TrefoilError):
-    """The nodes were spent before the first point: whether there is one is not known."""
+    """The solver ended without a point, its nodes spent or by a fault: whether there is one is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class Program:
         """Solve, from a feasible point where one is given; None when no point satisfies the constraints.
 
         Raises:
-            NothingFound: the nodes were spent before the first point.
+            NothingFound: the solver ended before the first point.
             CpuLimitHit: the safety net was reached.
         """
         solver, began_s = self.solver(limits), time.thread_time()
@@ -128,10 +136,11 @@ class Program:
         if status == highspy.HighsModelStatus.kInterrupt:
             raise CpuLimitHit(f"{len(self.cost)} variables, {len(self.low)} rows, {CPU_LIMIT_S:.0f} s of CPU")
         info = solver.getInfo()
-        if status not in SOLVED:
+        if status in NO_POINT:
             return None
-        if info.primal_solution_status != FEASIBLE:
-            raise NothingFound(f"{len(self.cost)} variables, {len(self.low)} rows, {limits.nodes} nodes")
+        if status not in SOLVED or info.primal_solution_status != FEASIBLE:
+            size = f"{len(self.cost)} variables, {len(self.low)} rows, {limits.nodes} nodes"
+            raise NothingFound(f"{size}: HiGHS says {status.name}")
         objective, found = float(info.objective_function_value), solver.getSolution()
         if not any(self.integer):
             return Result(tuple(found.col_value), objective, 0.0, objective, tuple(found.col_dual))
@@ -225,10 +234,14 @@ class GrowingProgram:
 
         Raises:
             CpuLimitHit: all solves together reached the safety net.
+            NothingFound: the solver ended without an answer.
         """
         self._run()
-        if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        status = self._solver.getModelStatus()
+        if status in NO_POINT:
             return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise NothingFound(f"{self.variables} variables: HiGHS says {status.name}")
         return self._point()
 
     def whole(self, variables: Sequence[int], limits: Limits) -> Point | None:

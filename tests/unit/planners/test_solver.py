@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from controller.planners.exact import milp
-from controller.planners.exact.milp import CpuLimitHit, GrowingProgram, Limits, Program
+from controller.planners.exact.milp import CpuLimitHit, GrowingProgram, Limits, NothingFound, Program
 
 
 def program(integer: bool = False) -> Program:
@@ -35,3 +35,22 @@ def test_the_safety_net_ends_a_growing_program_within_a_solve(monkeypatch):
     with pytest.raises(CpuLimitHit):
         growing.solve()
     assert growing._solver.getModelStatus() == highspy.HighsModelStatus.kInterrupt
+
+
+def wanting(most: float, high: float = 1.0) -> Program:
+    """One variable up to `high`, in a row that wants 2 of it."""
+    made = Program()
+    made.row([(made.variable(-1.0, 0.0, high), 1.0)], low=2.0, high=most)
+    return made
+
+
+@pytest.mark.parametrize("solve", [lambda p: p.solve(Limits()), lambda p: GrowingProgram(p).solve()])
+def test_only_what_no_point_satisfies_has_no_answer(monkeypatch, solve):
+    assert solve(wanting(3.0)) is None
+    assert solve(wanting(3.0, high=9.0)).objective == pytest.approx(-3.0)
+    with pytest.raises(NothingFound, match="kUnbounded"):
+        solve(wanting(milp.INFINITY, high=milp.INFINITY))
+    for status in ("kSolveError", "kUnknown", "kIterationLimit", "kMemoryLimit"):
+        monkeypatch.setattr(highspy.Highs, "getModelStatus", lambda _, s=status: getattr(highspy.HighsModelStatus, s))
+        with pytest.raises(NothingFound, match=status):
+            solve(wanting(3.0))
