@@ -71,9 +71,12 @@ def nearly_free(problem: Problem, target: Mapping[str, float], settings: ExactSe
     least joules above sleep; 0: there is no more accuracy, or no plan."""
     groups, columns = _bare(problem)
     floors = tuple((t.family, max(t.objective.hard_min_accuracy, target[t.family])) for t in problem.tasks)
-    needs, limits = tuple(_need(t, True) for t in problem.tasks), Limits(settings.solver_nodes, settings.frontier_gap)
-    weights = tuple(sorted(problem.weights.items()))
-    least_w = _least_w(groups, columns, needs, floors, limits, problem.max_watts, weights)
+    limits, weights = Limits(settings.solver_nodes, settings.frontier_gap), tuple(sorted(problem.weights.items()))
+    for rounded in (True, False):
+        needs = tuple(_need(t, rounded) for t in problem.tasks)
+        least_w = _least_w(groups, columns, needs, floors, limits, problem.max_watts, weights)
+        if least_w:
+            break
     each_j, found = least_w / sum(need.rate_per_s for need in needs), {}
     for family, floor in floors:
         offered = [c.accuracy for c in problem.columns if c.family == family]

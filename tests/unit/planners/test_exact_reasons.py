@@ -1,4 +1,4 @@
-"""What the default planner says where a family, or a less accurate plan, is missing."""
+"""What the default planner does and says where a family, a less accurate plan or room is missing."""
 
 import numpy as np
 import pytest
@@ -39,3 +39,13 @@ def test_the_least_accurate_plan_says_nothing_of_a_point_below_it():
     assert least.expected["digits"].accuracy == pytest.approx(min(ACCURACY.values()))
     assert LAST_POINT not in least.why
     assert f"{LAST_POINT} some" in more.why
+
+
+def test_no_accuracy_is_given_away_at_a_demand_whose_rounding_is_too_much():
+    """At 500/s both GPUs are nearly full: the demand rounded up has no plan, the demand itself has."""
+    whole_ms = (20.0, 13.0, 11.0, 10.0, 9.0)
+    catalog = digits({"small": tuple(0.998 * ms for ms in whole_ms), "big": whole_ms}, {"small": 0.59, "big": 0.831})
+    wanted = [objective(mode=INSTANT, slo_ms=75.0, min_accuracy=0.5)]
+    found = decide(view(rate=500.0, catalog=catalog, wanted=wanted))
+    assert found.degraded == ""
+    assert found.plan.expected["digits"].accuracy > 0.8
