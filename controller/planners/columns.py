@@ -243,7 +243,8 @@ def operating_point(
     """Column of one class in pools of up to so many slices, whatever its memory; None: not profiled.
 
     The one answer to how many requests/s a slice carries at an SLO: the law of a pool that serves requests one by one,
-    or, of a family that forms them, of batches. On CPUs no more than what was carried when it was profiled.
+    or, of a family that forms them, of batches. On CPUs no more than what was carried when it was profiled, with
+    batches of that size.
     """
     catalog, family = same.catalog, same.catalog.family(family_name)
     row = effective_row(catalog, kind, shape, family, variant, terms.items, clock_mhz)
@@ -283,7 +284,9 @@ def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, 
     row = partial(row_of, catalog, kind, column)
 
     def per_s(batch: float) -> float:
-        return batch / service_time(row(batch)).mean_ms * MS_PER_S / items
+        known = row(batch)
+        most = known.throughput_per_s if kind.kind == DeviceKind.CPU else math.inf
+        return min(most, batch / service_time(known).mean_ms * MS_PER_S) / items
 
     def largest(slices: int) -> float:
         """Batch of one of that many slices; 0: not even one request is in time."""
@@ -313,7 +316,7 @@ def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, 
         energy_j=item_j * items,
         running_w=running_w,
         tiers=tiers,
-        batch=most,
+        batch=most / items,
     )
 
 

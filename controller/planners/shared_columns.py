@@ -148,7 +148,7 @@ def _activity(kind: DeviceType, column: Column, joules: float, compute_ms: float
 
 
 class Batch(NamedTuple):
-    """Batch of a class alone: requests, time [ms], activity; `late_`: of the largest that is likely."""
+    """Batch of a class alone: items, time [ms], activity; `late_`: of the largest that is likely."""
 
     size: float
     mean_ms: float
@@ -163,7 +163,7 @@ def _joined(same: CatalogKey, kind: DeviceType, a: Side, b: Side) -> tuple[Colum
     """Both where Triton joins requests; none where they cannot both be in time."""
     found: dict[Point, tuple[Batch, Batch]] = {}
     for mine, other, swapped in ((a, b, False), (b, a, True)):
-        top = min(mine.column.batch, _likely(mine.column.max_batch))
+        top = min(mine.column.batch * mine.items, _likely(mine.column.max_batch))
         for level in range(LEVELS):
             first = _batch(same, kind, mine, top ** (level / (LEVELS - 1)))
             most = _most_beside(same, kind, mine, first, other)
@@ -190,7 +190,7 @@ def _joined(same: CatalogKey, kind: DeviceType, a: Side, b: Side) -> tuple[Colum
             energy_j=item_j * mine.items,
             running_w=running_w,
             tiers=tuple((size, per_s) for size, _ in mine.column.tiers),
-            batch=batch.size,
+            batch=batch.size / mine.items,
             limits=() if at else limits,
         )
         columns.append(column)

@@ -5,11 +5,14 @@ from copy import deepcopy
 import pytest
 
 from carbon_feed.settings import CarbonFeedSettings
+from controller.planners.planner_settings import PlannerSettings
+from controller.planners.table import PLANNERS
 from controller.settings import ControllerSettings
 from dispatcher.settings import DispatcherSettings
 from power_agent.settings import PowerAgentSettings
 from trefoil.cli.run.scenario import System
 from trefoil.core.errors import SettingError
+from trefoil.core.parts import Kind, load_part
 from trefoil.runtime import config
 from trefoil.simulator.scenario.schema import Scenario
 
@@ -58,3 +61,12 @@ def test_an_old_key_is_refused_with_the_new_ones_name(settings, key, remedy):
 def test_an_old_key_is_named_before_the_new_one_that_it_lacks():
     with pytest.raises(SettingError, match=r"slo_ms: unknown setting .*Remedy: set slo.latency_ms"):
         ControllerSettings(objectives=({"family": "digits", "slo_ms": 80.0},))
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_refuses_what_planners_had_with_what_to_write_instead(planner):
+    part = load_part(Kind.PLANNER, planner, PLANNERS)
+    for key, remedy in PlannerSettings.REMOVED.items():
+        with pytest.raises(SettingError) as refused:
+            part.settings_of({key: 1.0})
+        assert refused.value.remedy == remedy

@@ -11,6 +11,7 @@ class CloverSettings(PlannerSettings):
     """Settings of `clover`, `blover` and `oracle`. Source: CLOVER (SC 23) sections 4 and 5, and its public code."""
 
     REMOVED: ClassVar = {
+        **PlannerSettings.REMOVED,
         "lambda": "call it lambda_weight",
         "base_intensity": "call it base_intensity_g_per_kwh",
         "accuracy_loss_max": "call it accuracy_loss_max_pct",

@@ -42,6 +42,7 @@ BASE_INTENSITY: Final = 250.0  # CLOVER's artifact, where the objective does not
 ACCURACY_NEAR: Final = 1e-9
 NEARLY_FREE: Final = 5e-3  # of the least joules
 POINT: Final = 0.01  # of accuracy
+PART_MIN: Final = 1e-3  # of a point: what is less above the least accurate is rounding
 DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to such a step
 
 
@@ -70,9 +71,12 @@ def nearly_free(problem: Problem, target: Mapping[str, float], settings: ExactSe
     least joules above sleep; 0: there is no more accuracy, or no plan."""
     groups, columns = _bare(problem)
     floors = tuple((t.family, max(t.objective.hard_min_accuracy, target[t.family])) for t in problem.tasks)
-    needs, limits = tuple(_need(t, True) for t in problem.tasks), Limits(settings.solver_nodes, settings.frontier_gap)
-    weights = tuple(sorted(problem.weights.items()))
-    least_w = _least_w(groups, columns, needs, floors, limits, problem.max_watts, weights)
+    limits, weights = Limits(settings.solver_nodes, settings.frontier_gap), tuple(sorted(problem.weights.items()))
+    for rounded in (True, False):
+        needs = tuple(_need(t, rounded) for t in problem.tasks)
+        least_w = _least_w(groups, columns, needs, floors, limits, problem.max_watts, weights)
+        if least_w:
+            break
     each_j, found = least_w / sum(need.rate_per_s for need in needs), {}
     for family, floor in floors:
         offered = [c.accuracy for c in problem.columns if c.family == family]
@@ -83,10 +87,15 @@ def nearly_free(problem: Problem, target: Mapping[str, float], settings: ExactSe
 
 def last_point(problem: Problem, family: str, accuracy: float, joules: float) -> str:
     """What the last point of an accuracy costs, in words, and of these joules of a request; a fleet without end is what
-    it is counted on."""
+    it is counted on. Empty: there is none, as nothing serves the family, or nothing is less accurate."""
     hull = endless(problem, family)
+    if not hull or joules <= 0:
+        return ""
+    below = max(accuracy - POINT, hull[0].accuracy)
+    if accuracy - below < PART_MIN * POINT:
+        return ""
     mean_per_s = next(t.mean_per_s for t in problem.tasks if t.family == family)
-    more_j = (power_at(hull, accuracy) - power_at(hull, accuracy - POINT)) / mean_per_s
+    more_j = (power_at(hull, accuracy) - power_at(hull, below)) / mean_per_s * POINT / (accuracy - below)
     if more_j <= ACCURACY_NEAR * joules:
         return "the last point of accuracy costs nothing"
     return f"the last point of accuracy costs some {more_j:.2g} J a request ({more_j / joules:.2%})"

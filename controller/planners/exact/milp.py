@@ -14,6 +14,14 @@ from trefoil.core.errors import TrefoilError
 
 INFINITY: Final = highspy.kHighsInf
 SOLVED: Final = frozenset({highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kSolutionLimit})
+# No point satisfies the constraints. `kModelEmpty`: there is no variable that could.
+NO_POINT: Final = frozenset(
+    {
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        highspy.HighsModelStatus.kModelEmpty,
+    }
+)
 # HiGHS 1.15's probing in presolve takes a few of our programs for infeasible that are not (a test holds one); without
 # it they solve as fast as with it.
 PROBING: Final = 1 << 15
@@ -27,7 +35,7 @@ class CpuLimitHit(TrefoilError):
 
 
 class NothingFound(TrefoilError):
-    """The nodes were spent before the first point: whether there is one is not known."""
+    """The solver ended without a point, its nodes spent or by a fault: whether there is one is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class Program:
         """Solve, from a feasible point where one is given; None when no point satisfies the constraints.
 
         Raises:
-            NothingFound: the nodes were spent before the first point.
+            NothingFound: the solver ended before the first point.
             CpuLimitHit: the safety net was reached.
         """
         solver, began_s = self.solver(limits), time.thread_time()
@@ -122,17 +130,17 @@ class Program:
             known = highspy.HighsSolution()
             known.col_value = list(start)
             solver.setSolution(known)
-        if any(self.integer):
-            solver.cbMipInterrupt.subscribe(lambda at: at.interrupt(time.thread_time() - began_s >= CPU_LIMIT_S))
+        _limit_cpu(solver, began_s)
         solver.run()
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInterrupt:
             raise CpuLimitHit(f"{len(self.cost)} variables, {len(self.low)} rows, {CPU_LIMIT_S:.0f} s of CPU")
         info = solver.getInfo()
-        if status not in SOLVED:
+        if status in NO_POINT:
             return None
-        if info.primal_solution_status != FEASIBLE:
-            raise NothingFound(f"{len(self.cost)} variables, {len(self.low)} rows, {limits.nodes} nodes")
+        if status not in SOLVED or info.primal_solution_status != FEASIBLE:
+            size = f"{len(self.cost)} variables, {len(self.low)} rows, {limits.nodes} nodes"
+            raise NothingFound(f"{size}: HiGHS says {status.name}")
         objective, found = float(info.objective_function_value), solver.getSolution()
         if not any(self.integer):
             return Result(tuple(found.col_value), objective, 0.0, objective, tuple(found.col_dual))
@@ -184,6 +192,16 @@ class Program:
         return model
 
 
+def _limit_cpu(solver: highspy.Highs, began_s: float) -> None:
+    """Let a solve end at the safety net, whichever part of HiGHS it is in: branches, simplex or interior point."""
+
+    def check(at: highspy.HighsCallbackEvent) -> None:
+        at.interrupt(time.thread_time() - began_s >= CPU_LIMIT_S)
+
+    for part in (solver.cbMipInterrupt, solver.cbSimplexInterrupt, solver.cbIpmInterrupt):
+        part.subscribe(check)
+
+
 class GrowingProgram:
     """A linear program that gets more columns and other bounds, and is solved again from where it stood.
 
@@ -196,6 +214,7 @@ class GrowingProgram:
         self._solver = program.solver(Limits())
         for option, setting in (("solver", "simplex"), ("presolve", "off")):  # a warm start needs the program as it is
             self._solver.setOptionValue(option, setting)
+        _limit_cpu(self._solver, self._began_s)
 
     def add(self, cost: float, terms: dict[int, float]) -> int:
         """Add a variable of at least 0 with its coefficients by row; the answer is its index."""
@@ -215,10 +234,14 @@ class GrowingProgram:
 
         Raises:
             CpuLimitHit: all solves together reached the safety net.
+            NothingFound: the solver ended without an answer.
         """
         self._run()
-        if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        status = self._solver.getModelStatus()
+        if status in NO_POINT:
             return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise NothingFound(f"{self.variables} variables: HiGHS says {status.name}")
         return self._point()
 
     def whole(self, variables: Sequence[int], limits: Limits) -> Point | None:

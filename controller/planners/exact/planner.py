@@ -409,7 +409,8 @@ def explanation(
         )
         if family_aim.why:
             parts.append(family_aim.why)
-        parts.append(last_point(draft.problem, task.family, e.accuracy, e.joules_per_request))
+        if last := last_point(draft.problem, task.family, e.accuracy, e.joules_per_request):
+            parts.append(last)
     parts.append(f"{awake} of {len(inputs.devices)} GPUs awake{_lost(inputs)}")
     parts.append(_moves(draft.moves, inputs.view.move_horizon_s) + draft.note)
     if cap_w:

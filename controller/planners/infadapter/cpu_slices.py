@@ -33,7 +33,10 @@ class InfAdapterSettings(PlannerSettings):
     """Settings of the planners of CPU slices. Source: InfAdapter (EuroMLSys 23) Eq. 1, and its public code."""
 
     FLEET: ClassVar[frozenset[str]] = frozenset()  # each holds for all, whichever objective gives it
-    REMOVED: ClassVar = {"normalised": "costs always are: cores over the budget, seconds over the slowest load"}
+    REMOVED: ClassVar = {
+        **PlannerSettings.REMOVED,
+        "normalised": "costs always are: cores over the budget, seconds over the slowest load",
+    }
 
     tick_s: float = Field(default=30.0, gt=0)
     """Period after which the planner asks to be run again."""

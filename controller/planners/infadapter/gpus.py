@@ -95,9 +95,10 @@ def _solve(problem: Problem, terms: _Terms) -> Solution | None:
     ready_s = {(c.family, c.variant): c.load_s + settings.start_s for c in problem.columns}
     sizes = {c.key: c.shape.compute_slices for c in usable}
     all_sizes = sum(g.number * max(s.compute_slices for s in g.type.slice_types) for g in problem.groups)
-    per_size, per_s = settings.beta / all_sizes, settings.gamma / max(ready_s.values())
+    slowest_s = max(ready_s.values())
+    per_size, per_s = settings.beta / all_sizes, settings.gamma / slowest_s if slowest_s else 0.0
     runs = {(r.family, r.variant) for d in problem.devices for r in d.running}
-    slowest = program.variable(per_s, 0.0, max(ready_s.values()))
+    slowest = program.variable(per_s, 0.0, slowest_s)
     loads: dict[str, list[tuple[int, float]]] = {family: [] for family in terms.wanted}
     counts: dict[ClassKey, int] = {}
     traffic: dict[ClassKey, int] = {}

@@ -147,8 +147,9 @@ def best_sizes(
     ready_s = {
         (f, c.variant.name): c.variant.load_s + settings.start_s for f, found in capacities.items() for c in found
     }
-    of_core, of_second = beta * room.step / room.budget, gamma / max(ready_s.values())
-    slowest = program.variable(of_second, 0.0, max(ready_s.values()))
+    slowest_s = max(ready_s.values())
+    of_core, of_second = beta * room.step / room.budget, gamma / slowest_s if slowest_s else 0.0
+    slowest = program.variable(of_second, 0.0, slowest_s)
     resizes = settings.resize_loads
     for family, found in capacities.items():
         for one in found:

@@ -264,6 +264,16 @@ def test_on_gpus_a_size_is_a_slice_type(name):
     assert planned(gpu_view(rate=600.0, devices=fleet(2)), name).degraded.startswith("short_of_capacity")
 
 
+@pytest.mark.parametrize("name", ["infadapter", "ms_plus"])
+@pytest.mark.parametrize("one", [cpu_view(), gpu_view(rate=80.0, devices=fleet(2))], ids=["cpus", "gpus"])
+def test_models_that_load_in_no_time_have_no_slowest_load_to_weigh(name, one):
+    families = tuple(
+        replace(f, variants=tuple(replace(v, load_s=0.0) for v in f.variants)) for f in one.catalog.families
+    )
+    at_once = replace(one, catalog=replace(one.catalog, families=families))
+    assert planned(at_once, name, start_s=0.0).plan is not None
+
+
 @pytest.mark.parametrize("name", ["infadapter", "ms_plus", "vpa_plus"])
 def test_what_was_decided_is_rolled_out_before_it_is_decided_anew(name):
     view = cpu_view(75.0, 48)
