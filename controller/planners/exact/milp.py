@@ -22,6 +22,7 @@ NO_POINT: Final = frozenset(
         highspy.HighsModelStatus.kModelEmpty,
     }
 )
+ANSWERS: Final = NO_POINT | {highspy.HighsModelStatus.kOptimal}  # of a linear program
 # HiGHS 1.15's probing in presolve takes a few of our programs for infeasible that are not (a test holds one); without
 # it they solve as fast as with it.
 PROBING: Final = 1 << 15
@@ -237,6 +238,9 @@ class GrowingProgram:
             NothingFound: the solver ended without an answer.
         """
         self._run()
+        if self._solver.getModelStatus() not in ANSWERS:  # the basis that it began from can be to blame
+            self._solver.clearSolver()
+            self._run()
         status = self._solver.getModelStatus()
         if status in NO_POINT:
             return None

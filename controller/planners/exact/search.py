@@ -57,7 +57,10 @@ def solve(problem: Problem, aim: Aim, limits: Limits, prove: bool = True) -> Sol
         NothingFound, CpuLimitHit: see `Program.solve`.
     """
     if problem.number <= FEW and len(problem.tasks) > 1:
-        found = find_mixes(problem, aim, MIX_GAP, MIX_NODES, PROOF_GAP * limits.gap if prove else 0.0)
+        try:
+            found = find_mixes(problem, aim, MIX_GAP, MIX_NODES, PROOF_GAP * limits.gap if prove else 0.0)
+        except NothingFound:  # a linear program without an answer: the whole program is left
+            found = None
         known = _from_mixes(problem, aim, found, limits, prove) if found is not None else None
         if known is not None:
             return known
