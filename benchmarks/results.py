@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from benchmarks.dispatcher import Found, Verdict, cpu_rows, limit_rows, speed_rows
-from benchmarks.planner import missed
+from benchmarks.planner import DRAWN_AIMS, missed
 from trefoil.reproduce import claims
 from trefoil.reproduce.muserve.scheduler import scheduler_tables
 from trefoil.reproduce.muserve.study import muserve_tables
@@ -86,6 +86,39 @@ def _percents(of: Mapping[str, float]) -> list[str]:
     return [f"{of[name]:+.1f}" for name in ("mean", "lowest", "highest")]
 
 
+def summary() -> str:
+    """What all kept results say, a row each: figure, what was asked for, verdict, command, commit."""
+
+    def kept(study: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((KEPT / f"{study}.json").read_text(encoding="utf-8"))
+        return found
+
+    rows: list[list[str]] = []
+
+    def row(found: Mapping[str, Any], what: str, figure: str, asked: str = "", verdict: str = "") -> None:
+        rows.append([what, figure, asked, verdict, f"`{found['command']}`", found["commit"][:8]])
+
+    demo = kept("demo")
+    for name, of in demo["saving_pct"].items():
+        mean, lowest, highest = _percents(of)
+        seeds = f"{len(demo['seeds'])} seeds"
+        row(demo, f"grams saved against `{name}` at equal accuracy", f"{mean} % ({lowest} to {highest}, {seeds})")
+    planner = kept("planner")
+    for name, key, unit, aim in DRAWN:
+        value = planner["drawn"][key]
+        shown = f"{value:.2%}" if unit == "%" else f"{value:.2f} {unit}"
+        row(planner, f"`exact` on 200 small fleets: {name}", shown, f"at most {aim}", _kept(value <= DRAWN_AIMS[key]))
+    dispatcher = kept("dispatcher")
+    for one in dispatcher["limits"]:
+        shown, asked = f"{one['value']:.2f} {one['unit']}", f"at most {one['limit']:g}"
+        row(dispatcher, f"dispatcher: {one['what']}", shown, asked, _kept(one["passed"]))
+    return markdown(["what", "figure", "asked", "verdict", "command", "commit"], rows)
+
+
+def _kept(passed: bool) -> str:
+    return "kept" if passed else "MISSED"
+
+
 def verdicts() -> str:
     """How many claims of each paper have which verdict."""
     rows = []
@@ -144,6 +177,11 @@ STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, 
     "dispatcher": (Path("out/bench/dispatcher.json"), dispatcher_tables),
     "infadapter": (Path("out/reproduce/infadapter/summary.json"), infadapter_tables),
 }
+DRAWN: Final = (
+    ("CPU of a decision, median", "median_s", "s", "1 s"),
+    ("CPU of a decision, worst", "worst_s", "s", "2.5 s"),
+    ("proven gap, worst", "worst_gap", "%", "1 %"),
+)
 MARK: Final = re.compile(r"<!-- (\w+)/([\w-]+) -->\n.*?<!-- / -->", re.DOTALL)
 UNUSED: Final = ("fig04", "fig09", "fig10", "fig11", "fig13", "bases")  # figures that have no table
 
@@ -171,6 +209,7 @@ def with_tables(text: str) -> str:
     for paper, path in claims.files().items():
         read = claims.read(path)
         tables.setdefault(paper, {})["published"] = claims.table(read, claims.kept(read, KEPT))
+    tables["all"] = {"summary": summary()}
     tables["papers"] = {"verdicts": verdicts(), "policies": paper_policies()}
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
