@@ -200,17 +200,21 @@ def take(study: str) -> None:
 
 def with_tables(text: str) -> str:
     """Text with every table that is marked made anew. Raises KeyError for a mark that no study has a table for."""
+    wanted = {mark[1] for mark in MARK.finditer(text)}
     tables: dict[str, dict[str, str]] = {}
     for study, (_, make) in STUDIES.items():
         path = KEPT / f"{study}.json"
-        if path.exists():
+        if study in wanted and path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             tables[study] = make(found) | {"made": provenance(found)}
     for paper, path in claims.files().items():
         read = claims.read(path)
-        tables.setdefault(paper, {})["published"] = claims.table(read, claims.kept(read, KEPT))
-    tables["all"] = {"summary": summary()}
-    tables["papers"] = {"verdicts": verdicts(), "policies": paper_policies()}
+        if f"{paper}/published" in text:
+            tables.setdefault(paper, {})["published"] = claims.table(read, claims.kept(read, KEPT))
+    if "all" in wanted:
+        tables["all"] = {"summary": summary()}
+    if "papers" in wanted:
+        tables["papers"] = {"verdicts": verdicts(), "policies": paper_policies()}
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
 
