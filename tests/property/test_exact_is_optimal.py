@@ -154,17 +154,22 @@ instances = {
 }
 
 
-@given(**instances, value_j=st.sampled_from([0.0, 3.0, 30.0, 300.0]), share=st.sampled_from([0.0, 0.3, 0.9]))
-@settings(max_examples=60, deadline=None)
-def test_the_program_finds_what_brute_force_finds(service_ms, accuracies, rate, slo_ms, gpus, value_j, share):
-    target = accuracies[0] + share * (accuracies[1] - accuracies[0]) if share else 0.0
-    one = view(
+def view_of(service_ms, accuracies, rate, slo_ms, gpus):
+    """View of an instance whose moves have no price."""
+    return view(
         rate=rate,
         catalog=small_catalog(service_ms, accuracies),
         devices=fleet(gpus),
         wanted=[objective(slo_ms=slo_ms)],
         horizon_s=0.0,
     )
+
+
+@given(**instances, value_j=st.sampled_from([0.0, 3.0, 30.0, 300.0]), share=st.sampled_from([0.0, 0.3, 0.9]))
+@settings(max_examples=60, deadline=None)
+def test_the_program_finds_what_brute_force_finds(service_ms, accuracies, rate, slo_ms, gpus, value_j, share):
+    target = accuracies[0] + share * (accuracies[1] - accuracies[0]) if share else 0.0
+    one = view_of(service_ms, accuracies, rate, slo_ms, gpus)
     problem = problem_of(one)
     aim = Aim({"digits": value_j}, {"digits": target})
     found = solve(problem, aim, TIGHT)
@@ -187,13 +192,7 @@ def test_the_program_finds_what_brute_force_finds(service_ms, accuracies, rate, 
 def test_accuracy_that_costs_nearly_nothing_is_bought_and_no_plan_is_dearer_for_it(
     service_ms, accuracies, rate, slo_ms, gpus, share
 ):
-    one = view(
-        rate=rate,
-        catalog=small_catalog(service_ms, accuracies),
-        devices=fleet(gpus),
-        wanted=[objective(slo_ms=slo_ms)],
-        horizon_s=0.0,
-    )
+    one = view_of(service_ms, accuracies, rate, slo_ms, gpus)
     target = accuracies[0] + share * (accuracies[1] - accuracies[0])
     problem, least = problem_of(one), brute_force(one, gpus, 0.0, target)
     price_j = nearly_free(problem, {"digits": target}, EXACT)["digits"]
@@ -215,13 +214,7 @@ def test_accuracy_that_costs_nearly_nothing_is_bought_and_no_plan_is_dearer_for_
 def test_under_a_cap_of_watts_the_program_finds_the_best_of_the_plans_that_keep_it(
     service_ms, accuracies, rate, slo_ms, gpus, value_j, part
 ):
-    one = view(
-        rate=rate,
-        catalog=small_catalog(service_ms, accuracies),
-        devices=fleet(gpus),
-        wanted=[objective(slo_ms=slo_ms)],
-        horizon_s=0.0,
-    )
+    one = view_of(service_ms, accuracies, rate, slo_ms, gpus)
     problem, least = problem_of(one), brute_force(one, gpus, 0.0, 0.0)
     aim = Aim({"digits": value_j})
     free = solve(problem, aim, TIGHT)
@@ -305,13 +298,7 @@ def test_no_layout_that_the_kernel_lets_pass_is_cheaper(rate, slo_ms, gpus, targ
 def test_dirtier_power_never_takes_more_joules_at_a_given_price(
     service_ms, accuracies, rate, slo_ms, gpus, price_j, intensities
 ):
-    one = view(
-        rate=rate,
-        catalog=small_catalog(service_ms, accuracies),
-        devices=fleet(gpus),
-        wanted=[objective(slo_ms=slo_ms)],
-        horizon_s=0.0,
-    )
+    one = view_of(service_ms, accuracies, rate, slo_ms, gpus)
     problem = problem_of(one)
     clean, dirty = (solve(problem, Aim({"digits": price_j * 100.0 / ci}), TIGHT) for ci in sorted(intensities))
     assert (clean is None) == (dirty is None)
@@ -323,13 +310,7 @@ def test_dirtier_power_never_takes_more_joules_at_a_given_price(
 @given(**instances, shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 @settings(max_examples=40, deadline=None)
 def test_a_higher_floor_never_takes_fewer_joules(service_ms, accuracies, rate, slo_ms, gpus, shares):
-    one = view(
-        rate=rate,
-        catalog=small_catalog(service_ms, accuracies),
-        devices=fleet(gpus),
-        wanted=[objective(slo_ms=slo_ms)],
-        horizon_s=0.0,
-    )
+    one = view_of(service_ms, accuracies, rate, slo_ms, gpus)
     problem = problem_of(one)
     low, high = (accuracies[0] + s * (accuracies[1] - accuracies[0]) for s in sorted(shares))
     loose, strict = (solve(problem, Aim(target={"digits": t}), TIGHT) for t in (low, high))
@@ -342,13 +323,7 @@ def test_a_higher_floor_never_takes_fewer_joules(service_ms, accuracies, rate, s
 @given(**instances, value_j=st.sampled_from([0.0, 30.0, 300.0]))
 @settings(max_examples=40, deadline=None)
 def test_dropping_dominated_columns_loses_nothing(service_ms, accuracies, rate, slo_ms, gpus, value_j):
-    one = view(
-        rate=rate,
-        catalog=small_catalog(service_ms, accuracies),
-        devices=fleet(gpus),
-        wanted=[objective(slo_ms=slo_ms)],
-        horizon_s=0.0,
-    )
+    one = view_of(service_ms, accuracies, rate, slo_ms, gpus)
     lean = problem_of(one)
     world = read_view(one, 1.0)
     everything = [
