@@ -86,29 +86,28 @@ def _percents(of: Mapping[str, float]) -> list[str]:
     return [f"{of[name]:+.1f}" for name in ("mean", "lowest", "highest")]
 
 
+def kept_of(study: str) -> dict[str, Any]:
+    """What is kept of a study."""
+    found: dict[str, Any] = json.loads((KEPT / f"{study}.json").read_text(encoding="utf-8"))
+    return found
+
+
 def summary() -> str:
     """What all kept results say, a row each: figure, what was asked for, verdict, command, commit."""
-
-    def kept(study: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((KEPT / f"{study}.json").read_text(encoding="utf-8"))
-        return found
-
     rows: list[list[str]] = []
 
     def row(found: Mapping[str, Any], what: str, figure: str, asked: str = "", verdict: str = "") -> None:
         rows.append([what, figure, asked, verdict, f"`{found['command']}`", found["commit"][:8]])
 
-    demo = kept("demo")
+    demo, planner, dispatcher = map(kept_of, ("demo", "planner", "dispatcher"))
     for name, of in demo["saving_pct"].items():
         mean, lowest, highest = _percents(of)
         seeds = f"{len(demo['seeds'])} seeds"
         row(demo, f"grams saved against `{name}` at equal accuracy", f"{mean} % ({lowest} to {highest}, {seeds})")
-    planner = kept("planner")
-    for name, key, unit, aim in DRAWN:
-        value = planner["drawn"][key]
-        shown = f"{value:.2%}" if unit == "%" else f"{value:.2f} {unit}"
-        row(planner, f"`exact` on 200 small fleets: {name}", shown, f"at most {aim}", _kept(value <= DRAWN_AIMS[key]))
-    dispatcher = kept("dispatcher")
+    for key, (name, scale, unit) in DRAWN.items():
+        value, aim = scale * planner["drawn"][key], scale * DRAWN_AIMS[key]
+        asked = f"at most {aim:g} {unit}"
+        row(planner, f"`exact` on 200 small fleets: {name}", f"{value:.2f} {unit}", asked, _kept(value <= aim))
     for one in dispatcher["limits"]:
         shown, asked = f"{one['value']:.2f} {one['unit']}", f"at most {one['limit']:g}"
         row(dispatcher, f"dispatcher: {one['what']}", shown, asked, _kept(one["passed"]))
@@ -119,25 +118,14 @@ def _kept(passed: bool) -> str:
     return "kept" if passed else "MISSED"
 
 
-def verdicts() -> str:
-    """How many claims of each paper have which verdict."""
+def verdicts(title: str, folder: str, headings: Mapping[claims.Verdict, str]) -> str:
+    """How many claims of each paper have which verdict; `folder`: of the papers' pages, from where the table stands."""
     rows = []
     for name, path in claims.files().items():
         read = claims.read(path)
         found = Counter(claim.verdict for claim in read.claims)
-        rows.append([f"[{read.paper}](results/{name}.md)", *(found[verdict] for verdict in get_args(claims.Verdict))])
-    return markdown(["paper", *get_args(claims.Verdict)], rows)
-
-
-def paper_policies() -> str:
-    """How many of the claims of each paper that were played hold, hold in direction only, or differ."""
-    rows = []
-    for name, path in claims.files().items():
-        read = claims.read(path)
-        found = Counter(claim.verdict for claim in read.claims)
-        counts = [found[verdict] for verdict in ("holds", "direction holds", "differs")]
-        rows.append([f"[{read.paper.split(',')[0]}](benchmarks/results/{name}.md)", *counts])
-    return markdown(["claims of", "hold", "in direction", "differ"], rows)
+        rows.append([f"[{read.paper}]({folder}/{name}.md)", *(found[verdict] for verdict in headings)])
+    return markdown([title, *headings.values()], rows)
 
 
 def draw_savings(found: Mapping[str, Any], path: Path) -> None:
@@ -177,11 +165,13 @@ STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, 
     "dispatcher": (Path("out/bench/dispatcher.json"), dispatcher_tables),
     "infadapter": (Path("out/reproduce/infadapter/summary.json"), infadapter_tables),
 }
-DRAWN: Final = (
-    ("CPU of a decision, median", "median_s", "s", "1 s"),
-    ("CPU of a decision, worst", "worst_s", "s", "2.5 s"),
-    ("proven gap, worst", "worst_gap", "%", "1 %"),
-)
+DRAWN: Final = {  # by figure of drawn fleets: its name, and what it is shown in
+    "median_s": ("CPU of a decision, median", 1.0, "s"),
+    "worst_s": ("CPU of a decision, worst", 1.0, "s"),
+    "worst_gap": ("proven gap, worst", 100.0, "%"),
+}
+VERDICTS: Final[Mapping[claims.Verdict, str]] = {verdict: verdict for verdict in get_args(claims.Verdict)}
+PLAYED: Final[Mapping[claims.Verdict, str]] = {"holds": "hold", "direction holds": "in direction", "differs": "differ"}
 MARK: Final = re.compile(r"<!-- (\w+)/([\w-]+) -->\n.*?<!-- / -->", re.DOTALL)
 UNUSED: Final = ("fig04", "fig09", "fig10", "fig11", "fig13", "bases")  # figures that have no table
 
@@ -203,9 +193,8 @@ def with_tables(text: str) -> str:
     wanted = {mark[1] for mark in MARK.finditer(text)}
     tables: dict[str, dict[str, str]] = {}
     for study, (_, make) in STUDIES.items():
-        path = KEPT / f"{study}.json"
-        if study in wanted and path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
+        if study in wanted and (KEPT / f"{study}.json").exists():
+            found = kept_of(study)
             tables[study] = make(found) | {"made": provenance(found)}
     for paper, path in claims.files().items():
         read = claims.read(path)
@@ -214,7 +203,8 @@ def with_tables(text: str) -> str:
     if "all" in wanted:
         tables["all"] = {"summary": summary()}
     if "papers" in wanted:
-        tables["papers"] = {"verdicts": verdicts(), "policies": paper_policies()}
+        in_readme = verdicts("claims of", "benchmarks/results", PLAYED)
+        tables["papers"] = {"verdicts": verdicts("paper", "results", VERDICTS), "played": in_readme}
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
 
@@ -224,7 +214,7 @@ def main() -> None:
     parser.add_argument("--take", nargs="*", choices=[*STUDIES], help="studies whose newest summary is kept first")
     for study in parser.parse_args().take or ():
         take(study)
-    draw_savings(json.loads((KEPT / "demo.json").read_text(encoding="utf-8")), CHART)
+    draw_savings(kept_of("demo"), CHART)
     for page in PAGES:
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 

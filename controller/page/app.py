@@ -67,7 +67,7 @@ class Events:
 
 
 class Headers:
-    """Headers of every answer: nothing of another host is loaded, nobody frames or keeps the page."""
+    """Headers of every answer: the page loads nothing of another host, stands in no frame and is not cached."""
 
     def __init__(self, app: ASGIApp, policy: str) -> None:
         self._app = app

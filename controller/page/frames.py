@@ -53,7 +53,7 @@ class Frames:
                 f"{VIEWERS_MAX} viewers watch this page already", remedy="close one, or use `trefoil top`"
             )
         if not self._viewers:
-            self._frame = ""  # of when somebody watched last
+            self._frame = ""  # drawn for earlier viewers
         self._viewers += 1
         self._watched.set()
         try:
@@ -64,7 +64,7 @@ class Frames:
                 self._watched.clear()
 
     async def run(self) -> None:
-        """Draw frames for as long as somebody watches."""
+        """Draw frames while there are viewers."""
         while True:
             await self._watched.wait()
             began_s = self._clock.monotonic_s()

@@ -17,7 +17,7 @@ from trefoil.runtime import codec
 
 @dataclass(frozen=True, slots=True)
 class ControllerAnswers:
-    """ControllerAnswers of a controller that an overview is made of. `since_s`: of the saving; None: the last day."""
+    """Answers of a controller, from which an overview is built. `since_s`: start of the saving; None: the last day."""
 
     plan: Any
     served: Any
