@@ -3,7 +3,9 @@
 What is written in one turn of the event loop goes out as one. Data counts as received only once somebody has `taken`
 it: until then the peer's window stays closed by as much, so nobody can fill us with what nobody reads.
 
-ngh2 is young (0.3): what is used of it is held by tests/contract/test_ngh2.py.
+ngh2 is young (0.3): what is used of it is held by tests/contract/test_ngh2.py. It forgets what came of a frame whose
+stream is reset before the frame's end, and the connection's window would stay that much closed: a reset waits for that
+end.
 """
 
 import asyncio
@@ -24,6 +26,9 @@ READ_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 1 << 20  # that a peer may send in one frame
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
 _PING: Final = b"trefoil!"
+_PREFACE_BYTES: Final = 24  # that a client sends before its first frame (RFC 9113, 3.4)
+_HEAD_BYTES: Final = 9  # of a frame: its length, its type, flags, its stream
+_DATA: Final = 0
 
 _read_buffer: Final = memoryview(bytearray(READ_BYTES))
 """What a read fills is used up before the next one begins, on whichever connection."""
@@ -88,6 +93,10 @@ class H2Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._ping_answered: Callable[[], None] | None = None
         self._writes: list[asyncio.Future[None]] = []  # wait for the next one
+        self._head = b""  # begin of a frame's head
+        self._left = _PREFACE_BYTES if self.ROLE is SERVER else 0  # bytes of the last frame that are still to come
+        self._coming = 0  # the stream whose data they are, if they are data
+        self._resets: dict[int, int] = {}  # of streams, by error code, that wait for that frame's end
 
     # What asyncio calls
 
@@ -115,12 +124,16 @@ class H2Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         try:
-            self.receive(_read_buffer[:nbytes])
+            data = _read_buffer[:nbytes]
+            self._follow(data)
+            self.receive(data)
             takers = self._takers
             for event in self._h2.events():
                 take = takers.get(type(event))
                 if take is not None:
                     take(event)
+            for stream_id in [each for each in self._resets if each != self._coming]:
+                self.reset(stream_id, self._resets[stream_id])
         except ngh2.NGH2Error as error:
             self.lost(f"its peer does not speak HTTP/2 as it should: {error}")
             return
@@ -130,6 +143,22 @@ class H2Connection(asyncio.BufferedProtocol):
     def receive(self, data: memoryview) -> None:
         """Pass what has come to libnghttp2."""
         self._h2.receive_data(data)
+
+    def _follow(self, data: memoryview) -> None:
+        """Note of which stream a frame of data has begun and not ended."""
+        if self._head:
+            data = memoryview(self._head + bytes(data))
+        at, size, begun = self._left, len(data), -1
+        while at + _HEAD_BYTES <= size:
+            begun = at
+            at += _HEAD_BYTES + (data[at] << 16 | data[at + 1] << 8 | data[at + 2])
+        self._head = bytes(data[at:])
+        self._left = max(0, at - size)
+        if not self._left:
+            self._coming = 0
+        elif begun >= 0:
+            is_data = data[begun + 3] == _DATA
+            self._coming = int.from_bytes(data[begun + 5 : begun + _HEAD_BYTES]) & 0x7FFFFFFF if is_data else 0
 
     def eof_received(self) -> bool:
         """Half a connection is none."""
@@ -222,9 +251,14 @@ class H2Connection(asyncio.BufferedProtocol):
                 self.schedule()
 
     def reset(self, stream_id: int, error_code: int = CANCEL) -> None:
-        """End a stream both ways; nothing happens if it has ended."""
+        """End a stream both ways, once the frame has ended in whose midst its peer is; nothing happens if it has
+        ended."""
         if self.closed:
             return
+        if stream_id == self._coming:
+            self._resets[stream_id] = error_code
+            return
+        self._resets.pop(stream_id, None)
         try:
             self._h2.reset_stream(stream_id, error_code)
         except (ngh2.StreamUnavailableError, ngh2.ConnectionStateError):

@@ -1,5 +1,7 @@
 """What dispatcher/transport/h2.py relies on in ngh2, which is young and may change: each held by itself."""
 
+import struct
+
 import ngh2
 import pytest
 
@@ -102,6 +104,21 @@ def test_what_a_stream_had_can_be_taken_after_its_end():
     for late in (lambda: pair.server.send_response(stream, OK), lambda: pair.server.send_trailers(stream, ())):
         with pytest.raises(ngh2.NGH2Error):
             late()
+
+
+def test_what_came_of_a_frame_is_forgotten_when_its_stream_is_reset_before_its_end():
+    """Why a reset waits for that end. Fails once ngh2 counts it: then resets need wait no more."""
+    pair = Pair()
+    window = pair.server.local_window_size
+    for _ in range(20):
+        stream = pair.client.send_request(REQUEST)
+        pair.talk()
+        pair.server.receive_data(memoryview(struct.pack(">IBI", 500_000 << 8, 0, stream) + bytes(400_000)))
+        pair.server.reset_stream(stream, 0)
+        pair.server.receive_data(memoryview(bytes(100_000)))
+        pair.talk()
+        assert not pair.took(pair.server, ngh2.DataReceived)
+    assert pair.server.local_window_size == window - 20 * 500_000
 
 
 def test_pieces_end_where_the_next_frame_would_not_fit():

@@ -522,6 +522,23 @@ async def test_messages_that_no_handler_read_open_their_connections_window_again
         assert len((await channel.unary(path("Echo"), (bytes(1 << 20),), 10.0))[0]) == 1 << 20
 
 
+@pytest.mark.parametrize("cut", [3, 9, 50_000, 100_013])
+async def test_data_in_whose_midst_a_call_ends_opens_its_connections_window_again(cut):
+    limits = ConnectionLimits(stream_window_bytes=1 << 17, connection_window_bytes=1 << 18)
+    async with serving(limits=limits) as world:
+        client = await world.raw()
+        await client.until(ngh2.SettingsReceived)
+        for _ in range(20):
+            stream_id = client.request("Curt", end=False)
+            data = frame(DATA, 0, stream_id, framed(bytes(100_000)))
+            client.writer.write(data[:cut])
+            await client.until(ngh2.TrailersReceived, stream_id)
+            client.writer.write(data[cut:])
+            await client.until(ngh2.StreamReset, stream_id)
+        assert await client.status(client.request(data=framed(bytes(100_000)))) == ("OK", "")
+        await world.is_idle()
+
+
 # grpc.aio's other ways
 
 
@@ -1254,6 +1271,41 @@ async def test_a_reset_in_the_middle_of_a_body_ends_its_call():
 
     async with Scene(script) as scene, refused(Status.INTERNAL, "error code 2"):
         await scene.call()
+
+
+@pytest.mark.parametrize("cut", [3, 9, 50_000, 100_013])
+async def test_an_answer_in_whose_midst_its_call_is_cancelled_opens_the_window_again(cut, monkeypatch):
+    limits = ConnectionLimits(stream_window_bytes=1 << 17, connection_window_bytes=1 << 18)
+    monkeypatch.setattr(h2_channel, "LIMITS", limits)
+    cancelled = asyncio.Event()
+
+    async def script(server: Raw) -> None:
+        server.greet()
+        for count in range(1, 21):
+            request = await server.until(ngh2.RequestReceived, count=count)
+            server.h2.send_response(request.stream_id, OK_HEADERS)
+            server.push()
+            data = frame(DATA, 0, request.stream_id, framed(bytes(100_000)))
+            server.writer.write(data[:cut])
+            await cancelled.wait()
+            cancelled.clear()
+            server.writer.write(data[cut:])
+            await server.until(ngh2.StreamReset, request.stream_id)
+        request = await server.until(ngh2.RequestReceived, count=21)
+        respond(data=GOOD, trailers=FINE)(server.h2, request.stream_id)
+        server.push()
+
+    async with Scene(script) as scene:
+        await until(lambda: scene.channel.get_state() is grpc.ChannelConnectivity.READY)
+        client = scene.channel._connection
+        for _ in range(20):
+            call = asyncio.create_task(scene.call())
+            await until(lambda: client._head or client._left)
+            call.cancel()
+            await asyncio.wait([call])
+            cancelled.set()
+            await until(lambda: not client._head and not client._left)
+        assert await scene.call() == b"good"
 
 
 async def test_a_connection_that_breaks_fails_its_calls_and_is_made_again():
