@@ -95,6 +95,7 @@ class Request:
     tokens_out: int = 0  # answers of its stream so far
     forwarded: bool = False  # to another worker, which books its end
     served_ms: float = 0.0
+    enough_s: float = 0.0  # when its client needed no more answers of its stream; 0.0 = it is read to its end
 
 
 class Admission:

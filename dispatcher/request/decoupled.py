@@ -8,7 +8,7 @@ dies later ends it with the status that came back.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -16,8 +16,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.request.admission import Request, StatusError
+from dispatcher.request.admission import Caller, Request, StatusError
 from dispatcher.request.inference import Inference, status
+from dispatcher.routing.core.membership import WorkerId
 from dispatcher.routing.slices import Connection
 from dispatcher.service.ejector import proof_of
 from dispatcher.service.local_worker import LocalWorker
@@ -31,14 +32,46 @@ REFUSED: Final = "INVALID_ARGUMENT: "  # a model's word for what is the request'
 TEXT_BEFORE_MAX: Final = 300  # Triton may put the request's id before it
 _NOT_SERVED: Final = re.compile(r"unknown model|server not ready|server exiting|not at ready state", re.IGNORECASE)
 _parse = pb.ModelStreamInferResponse.FromString
+Send = Callable[[bytes], Awaitable[None]]
+"""Takes one ModelStreamInferResponse; may raise `Enough`."""
+
+
+class Enough(Exception):
+    """The client needs no more answers (a stop sequence was found): the slice's stream is cancelled, and the request
+    counts as answered. If it asked for a receipt, one more response brings it."""
+
+
+async def answer_stream(
+    local: LocalWorker,
+    inference: Inference,
+    data: bytes,
+    caller: Caller,
+    send: Send,
+    *,
+    wants_final: bool,
+    grpc_error: bool,
+) -> None:
+    """Answer one request of a decoupled family, here or by another worker; as `DecoupledRequest` does.
+
+    Raises:
+        StatusError: a status for the client, already booked and logged.
+    """
+    flow = DecoupledRequest(local, inference, send, grpc_error)
+
+    async def forward(worker: WorkerId) -> None:
+        assert inference.peers is not None
+        asked = {"final": wants_final, "grpc-error": grpc_error}
+        with suppress(Enough):  # booked as CANCELLED there
+            await inference.peers.stream(worker, data, caller, asked, send)
+
+    await inference.handle(data, caller, partial(flow.serve, wants_final), forward)
 
 
 class DecoupledRequest:
     """Passes what a slice answers to `send`. With `grpc_error` the first error ends it with its status."""
 
-    def __init__(
-        self, local: LocalWorker, inference: Inference, send: Callable[[bytes], Awaitable[None]], grpc_error: bool
-    ) -> None:
+    def __init__(self, local: LocalWorker, inference: Inference, send: Send, grpc_error: bool) -> None:
+        self._clock = local.clock
         self._connections = local.routing.connections
         self._evidence = local.health.evidence
         self._lengths, self._reads_lengths = local.lengths, local.routing.reads_lengths
@@ -96,11 +129,13 @@ class DecoupledRequest:
         parts, timeout_s, trace = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
         leaving = self._inference.leaving(request)
-        leaving = leaving._replace(ended=partial(self._left_ended, leaving.ended))
+        leaving = leaving._replace(ended=partial(self._left_ended, request, leaving.ended))
         stream = connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s, trace, leaving)
         async with aclosing(stream) as answers:
             async for data in answers:  # to the end of the stream, which follows the final response
                 await self._pass(request, data, wants_final)
+                if request.enough_s:
+                    return  # it ends when its stream has: `_left_ended`
         self._end(request)
         if self._error is not None and self._grpc_error:
             raise self._error
@@ -134,7 +169,13 @@ class DecoupledRequest:
         if data:
             self._sent += 1
             self._sending = True
-            await self._send(data)
+            try:
+                await self._send(data)
+            except Enough:
+                enough_s = self._clock.monotonic_s()
+                if request.parameters.receipt and not final:
+                    await self._send(self._with_suffix(request, pb.ModelInferResponse(id=inner.id), final=True))
+                request.enough_s = enough_s  # now that nothing is sent any more: until here it may leave
             self._sending = False
 
     def _with_suffix(self, request: Request, answer: Any, final: bool) -> bytes:
@@ -145,9 +186,11 @@ class DecoupledRequest:
         suffix = self._inference.answer_suffix(request, variant) if final else kserve_wire.answer_suffix(variant)
         return kserve_wire.stream_answer(answer.SerializeToString() + suffix)
 
-    def _left_ended(self, ended: Callable[[bool], None], answered: bool) -> None:
-        """Its client left before the end of its stream, which has come."""
-        if not self._over:
+    def _left_ended(self, request: Request, ended: Callable[[bool], None], answered: bool) -> None:
+        """Its client left, or had enough, before the end of its stream, which has come."""
+        if request.enough_s:
+            self._end(request)
+        elif not self._over:
             self._over = True
             ended(answered)
 

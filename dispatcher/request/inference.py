@@ -231,7 +231,7 @@ class Inference:
         """End a picked request, in whichever way: its credit goes back. What its slice executed without an answer is
         its tenant's."""
         assert request.pick is not None
-        now_s = self._clock.monotonic_s()
+        now_s = request.enough_s or self._clock.monotonic_s()
         latency_ms = (now_s - request.ticket.arrived_s) * 1e3
         service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
         outcome = Outcome(code, latency_ms, service_ms, request.tokens_out, executed)

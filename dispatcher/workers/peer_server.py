@@ -7,7 +7,6 @@ port with the cluster's TLS and token. Raw bytes, as on the inference port.
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import grpc
 
 from dispatcher.request import peer_links
 from dispatcher.request.admission import Caller, StatusError
-from dispatcher.request.decoupled import DecoupledRequest
+from dispatcher.request.decoupled import answer_stream
 from dispatcher.request.inference import Inference
 from dispatcher.routing.core import membership
 from dispatcher.routing.core.membership import WorkerId
@@ -110,15 +109,10 @@ class PeerServer:
         """One request of a decoupled family; its answers are those of a client's stream."""
         await self._check(context)
         told = dict(context.invocation_metadata() or ())
+        asked = {"wants_final": "trefoil-final" in told, "grpc_error": "trefoil-grpc-error" in told}
         caller = self._caller(context)
-        flow = DecoupledRequest(self._local, self._inference, context.write, "trefoil-grpc-error" in told)
-        serve = partial(flow.serve, "trefoil-final" in told)
-
-        async def nowhere_else(_: WorkerId) -> None:
-            raise AssertionError("a forwarded request is not forwarded again")
-
         try:
-            await self._inference.handle(data, caller, serve, nowhere_else)
+            await answer_stream(self._local, self._inference, data, caller, context.write, **asked)
         except StatusError as refused:
             await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
 

@@ -11,7 +11,6 @@ end it with their status. Back-pressure: no message is read while stream_request
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -19,9 +18,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request.admission import Caller, StatusError, parse_request
 from dispatcher.request.contracts import Contracts
-from dispatcher.request.decoupled import DecoupledRequest
+from dispatcher.request.decoupled import answer_stream
 from dispatcher.request.inference import Inference
-from dispatcher.routing.core.membership import WorkerId
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from trefoil.core.errors import InvalidInput, TrefoilError
@@ -196,19 +194,13 @@ class _Stream:
         if message.turn is not None:
             await message.turn.wait()
         if message.decoupled:
-            flow = DecoupledRequest(self._streams.local, inference, self._send, self._grpc_error)
-            serve, forward = partial(flow.serve, message.wants_final), partial(self._pass_on, message)
-            await inference.handle(message.data, self._caller, serve, forward)
+            await answer_stream(
+                self._streams.local, inference, message.data, self._caller, self._send,
+                wants_final=message.wants_final, grpc_error=self._grpc_error,
+            )  # fmt: skip
         else:
             answer = await inference.answer(message.data, self._caller)
             await self._send_in_turn(message, kserve_wire.stream_answer(answer.data + kserve_wire.FINAL))
-
-    async def _pass_on(self, message: _Message, worker: WorkerId) -> None:
-        """To the worker that answers in our place."""
-        peers = self._streams.inference.peers
-        assert peers is not None
-        asked = {"final": message.wants_final, "grpc-error": self._grpc_error}
-        await peers.stream(worker, message.data, self._caller, asked, self._send)
 
     async def _send_in_turn(self, message: _Message, data: bytes) -> None:
         if message.before is not None:
