@@ -1,0 +1,1 @@
+"""Jobs: work with a deadline, planned over the next hours."""

@@ -1,0 +1,146 @@
+"""Jobs as their planner sees them: what is left to run, slots that could run it, and the plan of what runs when.
+
+A slot is a zone and an interval; its pools are devices that have time left. Zones tell each other their slots: an
+offer of another zone is a slot like one's own.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from trefoil.core.carbon import CarbonBand
+
+
+class Shortage(IntEnum):
+    """What keeps items of a job from running in time."""
+
+    NONE = 0
+    CAPACITY = 1
+    """Devices have no time left before the deadline."""
+    GRAMS = 2
+    """The job's grams are spent by then."""
+    ACCURACY = 3
+    """No pool has a variant of the family at the job's floor."""
+    ZONE = 4
+    """No slot is of a zone that the job allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingJob:
+    """Job that is not finished: items of one family, all of which can run now.
+
+    `zones`: where it may run, its home first; empty: wherever a slot is. `transfer_j`: joules that move one item from
+    home to another zone, and its result back. `grams_left`: of the most grams that it may cause.
+    """
+
+    job_id: str = ""
+    family: str = ""
+    items_left: int = 0
+    complete_by_s: float = 0.0
+    priority: int = 0
+    """Of two jobs that cannot both be in time the one with the higher priority is."""
+    accuracy_floor: float = 0.0
+    zones: tuple[str, ...] = ()
+    transfer_j: float = 0.0
+    grams_left: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCost:
+    """Cost of an item of a family on a device of a pool: its time there and its active joules, both of one item."""
+
+    family: str = ""
+    device_s: float = 0.0
+    active_j: float = 0.0
+    accuracy: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePool:
+    """Devices of one kind in a slot that could run items.
+
+    Of devices that are awake for requests, only `items`' active joules are added: `idle_w` and `wake_j` are 0. A device
+    that is woken for jobs adds `idle_w` while it is awake and `wake_j` when it wakes. One pool has one name in all
+    slots of a zone.
+    """
+
+    name: str = ""
+    free_s: float = 0.0
+    """Device seconds that requests leave over: expected."""
+    sure_s: float = 0.0
+    """Device seconds that requests leave over with the probability that the plan asks for; at most `free_s`."""
+    costs: tuple[ItemCost, ...] = ()
+    idle_w: float = 0.0
+    wake_j: float = 0.0
+    woken: float = 0.0
+    """Devices of this pool that are awake for jobs now; read of a zone's first slot only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Interval of a zone: its carbon as forecast (of the one that has begun: as read), and pools with time left."""
+
+    zone: str = ""
+    carbon: CarbonBand = CarbonBand()
+    pools: tuple[DevicePool, ...] = ()
+    pue: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Portion of a job that runs in one slot, on one pool."""
+
+    job_id: str = ""
+    zone: str = ""
+    pool: str = ""
+    starts_at_s: float = 0.0
+    ends_at_s: float = 0.0
+    items: float = 0.0
+    grams: float = 0.0
+    """Expected, with its share of idle and wake-up joules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """Prospect of a job under a plan: `items_in_time + items_late + items_unplaced` are its items.
+
+    `finishes_at_s`: end of its last portion [UTC s]; 0: some items have no place within the plan's hours.
+    """
+
+    job_id: str = ""
+    finishes_at_s: float = 0.0
+    items_in_time: float = 0.0
+    items_late: float = 0.0
+    items_unplaced: float = 0.0
+    grams: float = 0.0
+    short_of: Shortage = Shortage.NONE
+    reason: str = ""
+    """One line for its owner: `will finish at ...`, or what is short and by how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlexibleDemand:
+    """Demand of a family in the slot that has begun, without a latency objective: rate at which its jobs run."""
+
+    family: str = ""
+    zone: str = ""
+    rate_per_s: float = 0.0
+    accuracy_floor: float = 0.0
+    """Highest of the jobs that run."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPlan:
+    """Plan of all jobs over the slots that were given.
+
+    `woken`: devices to be awake for jobs in the slots that have begun, by (zone, pool).
+    """
+
+    made_at_s: float = 0.0
+    until_s: float = 0.0
+    portions: tuple[Portion, ...] = ()
+    prospects: tuple[Prospect, ...] = ()
+    now: tuple[FlexibleDemand, ...] = ()
+    woken: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    grams: float = 0.0
