@@ -1,0 +1,167 @@
+"""Plan of jobs: portions of each by slot, when each will finish, and what is short where it will not be in time.
+
+Source: ours. Data: jobs, slots, the time now. Result: a plan; the same call with a new job added says before it is
+accepted when it will finish. Formulation: `program.py` beside it; the jobs of a lot share its hours, the earliest
+deadline first.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Final
+
+from controller.jobs.core.program import Division, JobsProgram, lots_of
+from trefoil.core import errors
+from trefoil.core.jobs.planned import FlexibleDemand, JobsPlan, PendingJob, Portion, Prospect, Shortage, Slot
+
+CRUMB: Final = 1e-3  # items: less is the solver's tolerance
+
+
+def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> JobsPlan:
+    """Plan jobs over slots. The first slot of each zone begins by now; a zone's slots neither overlap nor leave gaps.
+
+    Nothing is dropped: what cannot be in time is planned late, what has no place is counted in its prospect.
+
+    Raises:
+        errors.InvalidInput: two jobs of one id, or slots of a zone that overlap.
+        CpuLimitHit, NothingFound: the solver gave up; the last plan stays.
+    """
+    wanted = sorted(jobs, key=lambda job: job.job_id)
+    _check(wanted, slots)
+    lots = lots_of(wanted, slots)
+    runnable = tuple(lot for lot in lots if lot.options)
+    found = JobsProgram(runnable, now_s).solve() if runnable else Division((), (), {}, {})
+    shares = _portions(found)
+    until_s = max((slot.carbon.ends_at_s for slot in slots), default=now_s)
+    without = {job.job_id: lot.short_of for lot in lots if not lot.options for job in lot.jobs}
+    prospects = tuple(
+        _prospect(job, shares.get(job.job_id, []), without.get(job.job_id, Shortage.NONE), until_s) for job in wanted
+    )
+    portions = tuple(one for job in wanted for one in shares.get(job.job_id, []))
+    begun = {slot.zone: slot.carbon.starts_at_s for slot in slots if slot.carbon.starts_at_s <= now_s}
+    woken = {
+        (zone, pool): math.ceil(devices - CRUMB)
+        for (zone, pool, starts_at_s), devices in found.woken.items()
+        if starts_at_s == begun.get(zone) and devices > CRUMB
+    }
+    now = _demand_now({job.job_id: job for job in wanted}, portions, begun)
+    return JobsPlan(now_s, until_s, portions, prospects, now, woken, sum(one.grams for one in portions))
+
+
+def _check(jobs: Sequence[PendingJob], slots: Sequence[Slot]) -> None:
+    for job, other in pairwise(jobs):
+        if job.job_id == other.job_id:
+            raise errors.InvalidInput(
+                "two jobs of one id", field="job_id", value=job.job_id, remedy="give each its own"
+            )
+    ends: dict[str, float] = {}
+    for slot in slots:
+        at_s = slot.carbon.starts_at_s
+        if at_s < ends.get(slot.zone, -math.inf) or slot.carbon.ends_at_s <= at_s:
+            raise errors.InvalidInput(
+                f"slots of zone {slot.zone!r} overlap or are empty",
+                field="slots.carbon.starts_at_s",
+                value=at_s,
+                remedy="give a zone's slots in order, each after the one before",
+            )
+        ends[slot.zone] = slot.carbon.ends_at_s
+
+
+@dataclass(slots=True)
+class _Left:
+    """What is left of a job while portions are handed out."""
+
+    job: PendingJob
+    items: float
+    portions: list[Portion] = field(default_factory=list)
+
+
+def _portions(found: Division) -> dict[str, list[Portion]]:
+    """Portions by job: each lot's items in the order of time, to the earliest deadline first."""
+    used_s: dict[tuple[str, str, float], float] = defaultdict(float)
+    for lot, amounts in zip(found.lots, found.items, strict=True):
+        for option, items in zip(lot.options, amounts, strict=True):
+            used_s[option.place] += items * option.cost.device_s
+    shares: dict[str, list[Portion]] = {}
+    for lot, amounts in zip(found.lots, found.items, strict=True):
+        waiting = [_Left(job, float(job.items_left)) for job in lot.jobs]
+        in_time = sorted(zip(lot.options, amounts, strict=True), key=lambda one: one[0].slot.carbon.ends_at_s)
+        for option, items in in_time:
+            added_g = found.added_g.get(option.place, 0.0) / max(used_s[option.place], CRUMB) * option.cost.device_s
+            for left in waiting:
+                part = min(items, left.items)
+                if part > CRUMB:
+                    carbon = option.slot.carbon
+                    left.portions.append(
+                        Portion(
+                            left.job.job_id, option.slot.zone, option.pool.name, carbon.starts_at_s, carbon.ends_at_s,
+                            part, part * (option.item_g + added_g),
+                        )
+                    )  # fmt: skip
+                items, left.items = items - part, left.items - part
+        shares |= {left.job.job_id: left.portions for left in waiting}
+    return shares
+
+
+def _prospect(job: PendingJob, portions: Sequence[Portion], without: Shortage, until_s: float) -> Prospect:
+    in_time = late = 0.0
+    for one in portions:
+        length_s = one.ends_at_s - one.starts_at_s
+        soon = one.items * min(1.0, max(0.0, (job.complete_by_s - one.starts_at_s) / length_s))
+        in_time, late = in_time + soon, late + one.items - soon
+    unplaced = max(0.0, job.items_left - in_time - late)
+    crumbs = max(CRUMB * (1 + len(portions)), 1e-6 * job.items_left)
+    unplaced, late = (0.0 if amount <= crumbs else amount for amount in (unplaced, late))
+    spent_g = sum(one.grams for one in portions)
+    finishes_at_s = max((one.ends_at_s for one in portions), default=0.0) if not unplaced else 0.0
+    short_of = without
+    if short_of == Shortage.NONE and (late or (unplaced and job.complete_by_s <= until_s)):
+        short_of = Shortage.GRAMS if unplaced and math.isfinite(job.grams_left) else Shortage.CAPACITY
+    reason = _reason(job, short_of, finishes_at_s, late, unplaced)
+    return Prospect(
+        job.job_id, finishes_at_s, job.items_left - late - unplaced, late, unplaced, spent_g, short_of, reason
+    )
+
+
+def _reason(job: PendingJob, short_of: Shortage, finishes_at_s: float, late: float, unplaced: float) -> str:
+    """One line for a job's owner."""
+    missed = f"{late + unplaced:,.0f} of {job.items_left:,} items"
+    match short_of:
+        case Shortage.ZONE:
+            return f"no zone of {', '.join(job.zones)} offers anything: name another zone"
+        case Shortage.ACCURACY:
+            return f"no variant of {job.family} at {job.accuracy_floor:g} or above has a place: lower the floor"
+        case Shortage.GRAMS:
+            return f"{missed} cannot run for {job.grams_left:g} g: allow more grams, or a later deadline"
+        case Shortage.CAPACITY:
+            when = f"they finish at {_clock(finishes_at_s)}" if finishes_at_s else "they have no place yet"
+            return f"{missed} cannot be done by {_clock(job.complete_by_s)}; {when}"
+    if unplaced:
+        return f"{unplaced:,.0f} items are planned later: the deadline lies beyond the forecast"
+    return f"will finish at {_clock(finishes_at_s)}" if finishes_at_s else "nothing is left to run"
+
+
+def _clock(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _demand_now(
+    jobs: Mapping[str, PendingJob], portions: Iterable[Portion], begun: Mapping[str, float]
+) -> tuple[FlexibleDemand, ...]:
+    """What runs in the slots that have begun, by family and zone."""
+    running: dict[tuple[str, str], list[Portion]] = defaultdict(list)
+    for one in portions:
+        if one.starts_at_s == begun.get(one.zone):
+            running[jobs[one.job_id].family, one.zone].append(one)
+    return tuple(
+        FlexibleDemand(
+            family,
+            zone,
+            sum(one.items for one in of) / (of[0].ends_at_s - of[0].starts_at_s),
+            max(jobs[one.job_id].accuracy_floor for one in of),
+        )
+        for (family, zone), of in sorted(running.items())
+    )
