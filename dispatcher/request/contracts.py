@@ -23,6 +23,7 @@ from dispatcher.transport.core.kserve_wire import BYTES_PER_ELEMENT, PUBLIC_VERS
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
+from trefoil.runtime.given.llm_backends import ask_one_token
 from trefoil.runtime.model_files import THREADS, ZERO_TEXT, isolate_sequence, probe_shape
 
 ASK_TIMEOUT_S: Final = 5.0
@@ -64,6 +65,7 @@ class Contract:
             zero = ZERO_TEXT if each.datatype == "BYTES" else bytes(BYTES_PER_ELEMENT[each.datatype])
             request.raw_input_contents.append(zero * count)
         isolate_sequence(request, self.config.config)
+        ask_one_token(request, self.config.config)
         return request
 
 

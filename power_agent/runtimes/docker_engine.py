@@ -18,9 +18,8 @@ import docker.errors
 import requests.exceptions
 from docker.utils import kwargs_from_env
 
-from power_agent.triton.installation import BACKENDS, TritonInstall
+from power_agent.triton.installation import BACKENDS, LOOKED_FOR, TritonInstall
 from trefoil.core.errors import BinaryMissing, StartError, TrefoilError, Unavailable
-from trefoil.runtime.model_files import ENGINES
 
 T = TypeVar("T")
 LABEL: Final = "trefoil."  # how the labels of all that is ours begin
@@ -186,7 +185,7 @@ class TritonImage:
 
     name: str
     id: str
-    backends: tuple[str, ...]  # those of BACKENDS that it has, at least one, and ENGINES
+    backends: tuple[str, ...]  # those of LOOKED_FOR that it has, at least one of BACKENDS
 
     def install(self, *, sees_gpus: bool) -> TritonInstall:
         """Triton installation as paths inside the container; Python's side of it is the image's own affair."""
@@ -231,7 +230,7 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
                 field="docker_image",
                 remedy="take NVIDIA's Triton server image, or one that keeps Triton where that one does",
             )
-        backends = tuple(one for one in (*BACKENDS, ENGINES) if _holds(engine, container, f"{ROOT}/backends/{one}"))
+        backends = tuple(one for one in LOOKED_FOR if _holds(engine, container, f"{ROOT}/backends/{one}"))
     if not set(backends) & set(BACKENDS):
         raise BinaryMissing(
             f"image {name} has neither of Triton's backends {', '.join(BACKENDS)} below {ROOT}/backends",

@@ -24,6 +24,7 @@ from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.given.llm_backends import ask_one_token, unasked_outputs
 from trefoil.runtime.model_files import ZERO_TEXT, contract, generative, isolate_sequence, probe_shape
 from trefoil.runtime.security.tls import Tls
 
@@ -432,6 +433,7 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
         one = bytes(size) if size else ZERO_TEXT
         request.raw_input_contents.append(one * math.prod(shape))
     isolate_sequence(request, config)
+    ask_one_token(request, config)
     return request
 
 
@@ -441,6 +443,8 @@ def wrong_reply(config: model_config_pb2.ModelConfig, version: int, reply: Any) 
         return f"version {reply.model_version} answered instead of {version}"
     sizes = {o.name: len(raw) for o, raw in zip(reply.outputs, reply.raw_output_contents, strict=False)}
     for tensor in config.output:
+        if tensor.name in unasked_outputs(config):
+            continue
         expected = math.prod(max(1, d) for d in tensor.dims)
         expected *= ITEM_BYTES.get(model_config_pb2.DataType.Name(tensor.data_type), 4)
         if sizes.get(tensor.name, 0) < expected:

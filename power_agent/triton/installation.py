@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from trefoil.core.errors import BinaryMissing, StartError, system_words
+from trefoil.runtime.given.llm_backends import LLM_FILES
 from trefoil.runtime.model_files import ENGINES
 
 BACKENDS: Final = ("onnxruntime", "python")  # that can run the ONNX files of a family; the better first
+LOOKED_FOR: Final = (*BACKENDS, ENGINES, *LLM_FILES)
 STUB: Final = "triton_python_backend_stub"
 WHEEL: Final = "nvidia-pytriton"
 PROBE_TIMEOUT_S: Final = 30.0
@@ -64,7 +66,7 @@ class TritonInstall:
     libpython: str = ""  # "libpython3.11.so.1.0"
     libpython_loads: bool = True  # by the loader's own path
     libpython_folder: str = ""  # where it is if the loader has to be told (LD_LIBRARY_PATH); "" = nowhere
-    offers: tuple[str, ...] = ("python",)  # those of BACKENDS that it has, and ENGINES
+    offers: tuple[str, ...] = ("python",)  # those of LOOKED_FOR that it has
     backend: str = "python"  # which of them serves
     sees_gpus: bool = True  # False: what it starts gets no device, whatever its slice
     own_network: bool = False  # True: whoever starts it publishes its ports, and it listens on all it has
@@ -113,7 +115,7 @@ def find_triton(binary: Path | None, environment: Path | None) -> TritonInstall:
             remedy="run `trefoil setup triton`, or set triton_binary to an executable tritonserver",
         )
     root = found.resolve().parent.parent
-    offers = tuple(name for name in (*BACKENDS, ENGINES) if (root / "backends" / name).is_dir())
+    offers = tuple(name for name in LOOKED_FOR if (root / "backends" / name).is_dir())
     prefix, said = _environment(environment)
     return TritonInstall(found, root / "backends", root / "caches", prefix, offers=offers, **said)
 

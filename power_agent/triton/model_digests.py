@@ -87,7 +87,7 @@ class ModelDigests:
         expected = expected_files(config)
         if backend_of(config) == ENGINES:
             self._engines.add(family)
-        versions, refused = judged_versions(self._source, family, expected)
+        versions, refused = judged_versions(self._source, config)
         known = {version: why for version, why in self._refused.items() if version[0] != family}
         self._refused = known | {(family, version): why for version, why in refused.items()}
         for version, files in versions.items():

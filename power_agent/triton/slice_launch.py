@@ -26,6 +26,7 @@ from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import Hosted, SliceKey
 from trefoil.runtime.files import replace_file
+from trefoil.runtime.given.llm_backends import LLM_FILES, TENSORRT_LLM, VLLM
 from trefoil.runtime.given.repository_names import boundary, names_below, resolved
 from trefoil.runtime.model_files import (
     CONFIG,
@@ -40,12 +41,18 @@ from trefoil.runtime.model_files import (
     how_to_make,
     judged_versions,
     label_files,
+    not_graphs,
     opaque,
     shared_files,
 )
 
 LOOPBACK: Final = "127.0.0.1"
 WILDCARD: Final = "0.0.0.0"  # all addresses of this machine
+LLM_KINDS: Final = {
+    VLLM: model_config_pb2.ModelInstanceGroup.KIND_MODEL,
+    TENSORRT_LLM: model_config_pb2.ModelInstanceGroup.KIND_CPU,
+}
+"""Kinds of instances by which a backend takes the GPU of its environment: of KIND_GPU vLLM's would take GPU 0."""
 GPUS_MAX: Final = 16  # of one node
 PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
 TENTHS: Final = 10
@@ -243,20 +250,22 @@ def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config
     The python backend places models itself (model.py), so its instances are the CPU's for Triton.
 
     Raises:
-        CatalogError: the family consists of TensorRT engines, and these cannot be executed here.
+        CatalogError: the family wants another backend or a real GPU, which are not here.
     """
     on_gpu = bool(spec.gpu_uuid) and install.sees_gpus
-    if backend_of(family) == ENGINES:
-        if on_gpu and ENGINES in install.offers:
-            return BackendChoice(ENGINES, on_gpu=True)
-        no_backend = f"{install.backends} has no backend {ENGINES}"
-        why = f"slice {spec.name} has no real GPU" if ENGINES in install.offers else no_backend
-        raise CatalogError(
-            f"its models are TensorRT engines, and {why}",
-            field="family",
-            value=family.name,
-            remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
-        )
+    backend = backend_of(family)
+    if backend == ENGINES or backend in LLM_FILES:
+        missing = backend not in install.offers
+        if not missing and (on_gpu or backend == VLLM):  # vLLM has builds for CPUs
+            return BackendChoice(backend, on_gpu)
+        why = f"{install.backends} has no backend {backend}" if missing else f"slice {spec.name} has no real GPU"
+        remedy = f"serve it on a real GPU by a Triton with the {backend} backend"
+        if missing and backend in LLM_FILES:
+            remedy = f"name a Triton that has it: NVIDIA's image for it (docker_image), or {install.backends / backend}"
+        elif backend == ENGINES:
+            remedy += ", or import its ONNX files instead"
+        kind = "TensorRT engines" if backend == ENGINES else not_graphs(family)
+        raise CatalogError(f"its models are {kind}, and {why}", field="family", value=family.name, remedy=remedy)
     if opaque(family):
         return BackendChoice(on_gpu=on_gpu)
     if install.backend == "python" or generative(family):
@@ -285,12 +294,15 @@ def slice_config(
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(contract)
     config.backend, config.platform = serving.backend, ""
-    if serving.backend != ENGINES:  # whose files have other names, also by compute capability (cc_model_filenames)
+    if (
+        serving.backend != ENGINES and serving.backend not in LLM_FILES
+    ):  # whose files have other names, also by compute capability (cc_model_filenames)
         config.default_model_filename = DECODER if generative(contract) else OPAQUE if opaque(contract) else ""
         config.cc_model_filenames.clear()
     groups = model_config_pb2.ModelInstanceGroup
     config.ClearField("instance_group")
     kind = groups.KIND_GPU if serving.on_gpu else groups.KIND_CPU
+    kind = LLM_KINDS.get(serving.backend, kind)
     config.instance_group.add(kind=kind, count=max(1, hosted.instances))
     config.parameters.pop(THREADS, None)
     if serving.threads:
@@ -315,7 +327,7 @@ def write_family(
     """
     shared = [source / SHARED / name for name in shared_files(family)]
     expected, below = expected_files(family), boundary(source, hosted.model)
-    versions, refused = judged_versions(source, hosted.model, expected)
+    versions, refused = judged_versions(source, family)
     gone = next((path for path in shared if not path.is_file()), None)
     if hosted.version in refused:
         why = f"version {hosted.version} of family {hosted.model} cannot be served: {refused[hosted.version]}"

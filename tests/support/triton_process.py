@@ -91,13 +91,14 @@ class TritonProcess:
         more: Sequence[Hosted] = (),
         key: str = "",
         tls: TritonFiles | None = None,
+        triton: TritonInstall | None = None,
     ) -> None:
         grpc_port, metrics_port = free_ports(2)
         spec = SliceSpec(
             "test", folder / "slice", source, [serving or hosted(version), *more], grpc_port, metrics_port, gpu
         )
         spec = replace(spec, key=key, tls=tls)
-        self.launch: SliceLaunch = prepare_slice(install(), spec)
+        self.launch: SliceLaunch = prepare_slice(triton or install(), spec)
         self.log = folder / f"triton-{grpc_port}.log"
         env = dict(self.launch.env) | ({"TREFOIL_PACE_FILE": str(pace)} if pace else {})
         with self.log.open("wb") as log:

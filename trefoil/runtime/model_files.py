@@ -4,6 +4,8 @@
              labels.txt                of the outputs that name one (label_filename), for all variants
              <version>/model.onnx      backend onnxruntime (or none named): the graph; external data below its folder
              <version>/model.plan      backend tensorrt: an engine; several for GPU types by `cc_model_filenames`
+             <version>/variant.py      backend python: a model that is code
+             <version>/model.json      backend vllm; config.json: tensorrtllm (trefoil/runtime/given/llm_backends.py)
 
 A family may have no model files at all: the catalogue knows it, and only a slice that shall serve it refuses.
 """
@@ -20,6 +22,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError, system_error
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
+from trefoil.runtime.given.llm_backends import LLM_FILES, VLLM, complete_vllm
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     CONFIG_BYTES_MAX,
@@ -137,6 +140,8 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     except OSError as error:
         remedy, so = "add it, with input and output, to the family's folder", f"family {family} has no tensor contract"
         raise system_error(CatalogError, error, "be read", path, remedy=remedy, so=so) from error
+    if backend_of(config) == VLLM:
+        complete_vllm(config)
     if config.name != family or not config.input or not config.output:
         raise CatalogError(f"{path} needs name {family!r}, input and output", field="family", value=family)
     check_contract(config, path)
@@ -232,8 +237,18 @@ def opaque(config: model_config_pb2.ModelConfig) -> bool:
     return backend_of(config) == PYTHON and str(config.default_model_filename) == OPAQUE
 
 
+def not_graphs(config: model_config_pb2.ModelConfig) -> str:
+    """What a family's versions are where they are no ONNX graphs, in words; "" where they are."""
+    backend = backend_of(config)
+    if backend in LLM_FILES:
+        return f"models of Triton's backend {backend}"
+    return "engines" if backend == ENGINES else "python models" if opaque(config) else ""
+
+
 def shared_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
     """Files of `_shared` that a version of the family needs."""
+    if backend_of(config) in LLM_FILES:
+        return ()
     return OURS[:3] if generative(config) else (OURS[0], OPAQUE) if opaque(config) else OURS[:1]
 
 
@@ -244,32 +259,35 @@ def expected_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
     """
     if opaque(config):
         return (FILES[PYTHON],)
-    if backend_of(config) != ENGINES:
+    if (backend := backend_of(config)) in LLM_FILES:
+        return (LLM_FILES[backend],)
+    if backend != ENGINES:
         return (FILES["onnxruntime"],)
     by_gpu = sorted(set(config.cc_model_filenames.values()))
     default = str(config.default_model_filename)
     return tuple(dict.fromkeys([*by_gpu, *([default] if default else [])])) or (FILES[ENGINES],)
 
 
-def version_files(source: Path, family: str, expected: tuple[str, ...]) -> dict[int, tuple[Path, ...]]:
+def version_files(source: Path, config: model_config_pb2.ModelConfig) -> dict[int, tuple[Path, ...]]:
     """Files of each complete version, those below its folder included (external data); what `judged_versions` refuses
     is left out.
     """
-    return judged_versions(source, family, expected)[0]
+    return judged_versions(source, config)[0]
 
 
 def judged_versions(
-    source: Path, family: str, expected: tuple[str, ...]
+    source: Path, config: model_config_pb2.ModelConfig
 ) -> tuple[dict[int, tuple[Path, ...]], dict[int, str]]:
-    """Files of each complete version, and why other versions are refused: a file leads out of the repository, is no
-    regular file, or there are too many.
+    """Files of each complete version of a contract's family, and why other versions are refused: a file leads out of
+    the repository, is no regular file, or there are too many.
     """
+    family, expected = str(config.name), expected_files(config)
     found, refused, below = dict[int, tuple[Path, ...]](), dict[int, str](), boundary(source, family)
     for folder in (source / family).glob("[0-9]*"):
         if not VERSION.fullmatch(folder.name) or not folder.is_dir():
             continue
         try:
-            files = check_files(folder, below, OURS)
+            files = check_files(folder, below, OURS if shared_files(config) else ())
         except (CatalogError, OSError) as error:
             refused[int(folder.name)] = str(error)
             continue
@@ -294,6 +312,6 @@ def how_to_make(source: Path, family: str) -> str:
 def how_to_profile(config: model_config_pb2.ModelConfig) -> str:
     """Remedy for a family without a profile: only of graphs is one assumed."""
     measured = f"`trefoil family profile {config.name}` measures one"
-    if backend_of(config) in (ENGINES, PYTHON):
+    if not_graphs(config) or generative(config):
         return measured
     return f"{measured}, `trefoil family assume {config.name}` writes one from its graphs for a first look"

@@ -17,15 +17,12 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import boundary
 from trefoil.runtime.model_files import (
-    ENGINES,
     FILES,
     PROBE_SHAPE,
-    backend_of,
     contract,
-    expected_files,
     generative,
     graph_probe,
-    opaque,
+    not_graphs,
     version_files,
 )
 from trefoil.runtime.repository import PROFILE_FILE, load_family
@@ -51,9 +48,9 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
             "what decoding takes is not known from a graph", field="family", value=family.name,
             remedy="write its profile as model_repository/pydoc/make_profile.py does",
         )  # fmt: skip
-    if backend_of(config) == ENGINES or opaque(config):
+    if what := not_graphs(config):
         raise CatalogError(
-            f"{'python models' if opaque(config) else 'engines'} cannot be looked into",
+            f"{what} cannot be looked into",
             field="family",
             value=family.name,
             remedy="measure: trefoil family profile",
@@ -61,7 +58,7 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
     python = triton_environment() / "bin" / "python"
     if not python.exists():
         raise BinaryMissing(f"no ONNX Runtime: {python} is not there", remedy="trefoil setup triton")
-    files = version_files(folder.parent, folder.name, expected_files(config))
+    files = version_files(folder.parent, config)
     graphs, sizes = [], []
     for variant in family.variants:
         if variant.version not in files:

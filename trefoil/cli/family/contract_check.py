@@ -18,13 +18,12 @@ from trefoil.runtime.model_files import (
     FILES,
     backend_of,
     contract,
-    expected_files,
     generative,
     how_to_make,
     how_to_profile,
     judged_versions,
     label_files,
-    opaque,
+    not_graphs,
     version_files,
 )
 from trefoil.runtime.repository import family_folders, load_family
@@ -64,7 +63,7 @@ def _describe_family(folder: Path) -> dict[str, Any]:
 
 def _files_by_version(root: Path, family: Family) -> dict[int, tuple[Path, ...]]:
     try:
-        return version_files(root, family.name, expected_files(contract(root, family.name)))
+        return version_files(root, contract(root, family.name))
     except TrefoilError:
         return {}  # `check` says what is wrong with its contract
 
@@ -95,7 +94,7 @@ def refuse_unserved(folder: Path, profile: Path | None, device_types: Collection
     """
     family, rows = load_family(folder, profile)
     config = contract(folder.parent, folder.name)
-    if not version_files(folder.parent, folder.name, expected_files(config)):
+    if not version_files(folder.parent, config):
         remedy = how_to_make(folder.parent, folder.name)
         raise CatalogError("has no model files here", field="family", value=family.name, remedy=remedy)
     profiled = sorted({row.device_type for row in rows})
@@ -113,7 +112,7 @@ def _check_family(root: Path, name: str, ask: Ask | None) -> dict[str, Any]:
     try:
         family, rows = load_family(root / name)
         config = contract(root, name)
-        files, refused = judged_versions(root, name, expected_files(config))
+        files, refused = judged_versions(root, config)
         wrong = {version: [f"version {version} is refused: {why}"] for version, why in sorted(refused.items())}
         for variant in family.variants:
             if variant.version not in files and variant.version not in refused:
@@ -149,7 +148,7 @@ def _graph_differences(
 ) -> list[str]:
     """Where a version's graph differs from the contract. Engines cannot be looked into, and what decodes is between a
     generative family's contract and its graph."""
-    if backend_of(config) == ENGINES or generative(config) or opaque(config):
+    if not_graphs(config) or generative(config):
         return []
     folder = root / config.name / str(version)
     path, below = folder / FILES["onnxruntime"], boundary(root, config.name)

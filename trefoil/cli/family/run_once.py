@@ -10,7 +10,7 @@ from trefoil.installation import triton_environment
 from trefoil.profiler import assumed
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import boundary
-from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, graph_dims, graph_probe, opaque
+from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, graph_dims, graph_probe, not_graphs
 from trefoil.runtime.repository import load_family
 
 SCRIPT: Final = Path(assumed.__file__).with_name("graph_run.py")
@@ -27,8 +27,8 @@ def run_graphs(folder: Path) -> str:
     config = contract(folder.parent, folder.name)
     if backend_of(config) == ENGINES:
         return "engines were not run: each loads on its own type of GPU only"
-    if opaque(config):
-        return "python models were not run: they run in Triton only; `trefoil family profile` measures what they take"
+    if what := not_graphs(config):
+        return f"{what} were not run: they run in Triton only; `trefoil family check {folder.name}` asks each once"
     python = triton_environment() / "bin" / "python"
     if not python.exists():
         return f"the graphs were not run: no ONNX Runtime ({python} is not there; `trefoil setup triton` makes it)"

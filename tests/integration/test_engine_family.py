@@ -1,0 +1,109 @@
+"""A family of Triton's vLLM backend on a real Triton, and the stand-in's contract, as NVIDIA's backend has it."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.engine_family import CONTEXT, answer, hosted, installation, outputs, request, write_family
+from tests.support.generation import answers
+from tests.support.triton_process import TritonProcess
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+PROMPT = "which way is the sea"
+COUNTED = {"return_num_output_tokens": True, "return_num_input_tokens": True, "return_finish_reason": True}
+READY_S = 60.0
+
+BAD = {
+    "an unknown sampling key": (
+        request(PROMPT, sampling={"tempreature": 0}), "'NoneType' object has no attribute 'lora_name'",
+    ),
+    "no tokens": (request(PROMPT, sampling={"max_tokens": 0}), "'NoneType' object"),
+    "the prompt in a stream": (
+        request(PROMPT, exclude_input_in_output=False), "`exclude_input_in_output` = False is not allowed",
+    ),
+    "sampling parameters that are no JSON": (request(PROMPT, sampling=b"{"), "JSONDecodeError"),
+    "a prompt beyond the context": (request("word " * CONTEXT), "longer than the maximum model length of"),
+    "an adapter": (request(PROMPT, sampling={"lora_name": "x"}), "LoRA feature is not enabled."),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonProcess]:
+    folder = tmp_path_factory.mktemp("chat")
+    write_family(folder / "models")
+    one = TritonProcess(folder, 1, source=folder / "models", serving=hosted(1), triton=installation(folder))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+async def target(triton: TritonProcess) -> str:
+    await triton.ready([hosted(1)], READY_S)
+    return triton.launch.grpc_target
+
+
+async def ask(target: str, asked) -> list:
+    return [one async for one in answers(target, asked)]
+
+
+async def test_a_stream_brings_each_token_once_and_its_end_with_the_last(target):
+    sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 0}
+    found = await ask(target, request(PROMPT, sampling=sampling, **COUNTED))
+    [(text, tokens, reason)] = answer(1, PROMPT, **sampling)
+    told = [outputs(one) for one in found]
+    assert b"".join(one["text_output"][0] for one in told).decode() == text
+    assert [one["num_output_tokens"] for one in told] == [[1]] * tokens == [[1]] * 40
+    assert {tuple(one["num_input_tokens"]) for one in told} == {(5,)}
+    assert [one["finish_reason"] for one in told] == [[b"None"]] * 39 + [[reason.encode()]]
+    finals = [one.infer_response.parameters["triton_final_response"].bool_param for one in found]
+    assert finals == [False] * 39 + [True], "no empty response follows"
+
+
+async def test_whole_answers_begin_with_the_prompt_unless_it_is_excluded(target):
+    [whole] = await ask(target, request(PROMPT, stream=None))
+    [(text, _, _)] = answer(1, PROMPT)
+    assert outputs(whole) == {"text_output": [(PROMPT + text).encode()]}, "no output that was not asked for"
+    sampling = {"n": 2, "max_tokens": 9, "ignore_eos": True}
+    [two] = await ask(target, request(PROMPT, False, sampling, exclude_input_in_output=True, **COUNTED))
+    told, wanted = outputs(two), answer(1, PROMPT, **sampling)
+    assert [one.decode() for one in told["text_output"]] == [text for text, _, _ in wanted]
+    assert told["num_output_tokens"] == [9, 9]
+
+
+async def test_streams_run_together_and_each_is_that_of_the_model_alone(target):
+    prompts = [f"question {i}" for i in range(24)]
+    found = await asyncio.gather(
+        *(ask(target, request(one, sampling={"max_tokens": 30}, **COUNTED)) for one in prompts)
+    )
+    texts = [b"".join(outputs(one)["text_output"][0] for one in each).decode() for each in found]
+    assert texts == [answer(1, one, max_tokens=30)[0][0] for one in prompts]
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_requests_get_the_backends_own_words(target, name):
+    asked, why = BAD[name]
+    [told] = await ask(target, asked)
+    assert why in told.error_message
+
+
+async def test_a_client_that_leaves_frees_its_place(target):
+    endless = {"max_tokens": CONTEXT, "ignore_eos": True}
+    leaving = [answers(target, request(f"stay {i}", sampling=endless)) for i in range(8)]
+    for one in leaving:
+        await anext(one)
+    for one in leaving:
+        await one.aclose()
+    [(text, _, _)] = answer(1, PROMPT, max_tokens=3)
+    found = await asyncio.wait_for(ask(target, request(PROMPT, sampling={"max_tokens": 3})), 5.0)
+    assert b"".join(outputs(one)["text_output"][0] for one in found).decode() == text
+
+
+async def test_a_swap_changes_the_model_and_a_probe_takes_one_token(triton, target):
+    client = triton.client()
+    assert await client.probe("chat", 1) > 0
+    await client.swap(hosted(1), hosted(2), READY_S)
+    [told] = await ask(target, request(PROMPT, False, {"max_tokens": 5}, exclude_input_in_output=True))
+    assert outputs(told)["text_output"][0].decode() == answer(2, PROMPT, max_tokens=5)[0][0]
+    await client.swap(hosted(2), hosted(1), READY_S)
+    await client.close()

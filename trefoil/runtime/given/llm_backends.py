@@ -1,0 +1,81 @@
+"""Triton backends that serve language models: their files, the tensors that vLLM's completes, and the API of a family.
+
+    <version>/model.json     backend vllm: keyword arguments of vLLM's engine
+    <version>/config.json    backend tensorrtllm: an engine's folder, as trtllm-build writes it
+
+Source: triton-inference-server/vllm_backend src/model.py, tensorrtllm_backend all_models/inflight_batcher_llm.
+"""
+
+import json
+from typing import Any, Final, Literal
+
+from tritonclient.grpc import model_config_pb2
+
+VLLM: Final = "vllm"
+TENSORRT_LLM: Final = "tensorrtllm"
+LLM_FILES: Final = {VLLM: "model.json", TENSORRT_LLM: "config.json"}
+"""Backends whose versions are folders that the backend reads by itself, and the file that each version has."""
+PROMPT: Final = "text_input"
+ANSWER: Final = "text_output"
+SAMPLING: Final = "sampling_parameters"
+MAX_TOKENS: Final = "max_tokens"
+_FLAGS: Final = (
+    "stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "return_logprobs",
+    "return_num_input_tokens", "return_num_output_tokens",
+)  # fmt: skip
+_OUTPUTS: Final = {
+    ANSWER: "TYPE_STRING", "finish_reason": "TYPE_STRING", "cumulative_logprob": "TYPE_FP32",
+    "logprobs": "TYPE_STRING", "num_input_tokens": "TYPE_UINT32", "num_output_tokens": "TYPE_UINT32",
+}  # fmt: skip
+Api = Literal["vllm", "tensorrtllm", "trefoil", ""]
+
+
+def complete_vllm(config: model_config_pb2.ModelConfig) -> None:
+    """Complete a configuration as the vLLM backend does: tensors that it lacks, decoupled, no batch dimension.
+
+    `image` and `embedding_request` are left to configurations that name them.
+    """
+    of_inputs, of_outputs = {tensor.name for tensor in config.input}, {tensor.name for tensor in config.output}
+    texts = [(PROMPT, "TYPE_STRING", False), (SAMPLING, "TYPE_STRING", True)]
+    for name, kind, optional in (*texts, *((flag, "TYPE_BOOL", True) for flag in _FLAGS)):
+        if name not in of_inputs:
+            config.input.add(name=name, data_type=model_config_pb2.DataType.Value(kind), dims=[1], optional=optional)
+    for name, kind in _OUTPUTS.items():
+        if name not in of_outputs:
+            config.output.add(name=name, data_type=model_config_pb2.DataType.Value(kind), dims=[-1])
+    config.model_transaction_policy.decoupled = True
+    config.max_batch_size = 0
+
+
+def api_of(config: model_config_pb2.ModelConfig) -> Api:
+    """API by which a generative family is asked, by the tensors of its contract; "" = none of them.
+
+    `vllm`: text_input and sampling_parameters (JSON), shape [1]. `tensorrtllm`: text_input, and a tensor for each
+    parameter (max_tokens), with a batch dimension. `trefoil`: PROMPT and TOKEN.
+    """
+    inputs, outputs = {tensor.name for tensor in config.input}, {tensor.name for tensor in config.output}
+    if "PROMPT" in inputs and "TOKEN" in outputs:
+        return "trefoil"
+    if PROMPT in inputs and ANSWER in outputs:
+        return VLLM if SAMPLING in inputs else TENSORRT_LLM if MAX_TOKENS in inputs else ""
+    return ""
+
+
+def ask_one_token(request: Any, config: model_config_pb2.ModelConfig) -> None:
+    """Make a probe, a ModelInferRequest of zeros, ask for one token where its model is a language model."""
+    api = api_of(config)
+    if api == VLLM:
+        request.inputs.add(name=SAMPLING, datatype="BYTES", shape=[1])
+        text = json.dumps({MAX_TOKENS: 1}).encode()
+        request.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
+    elif api == TENSORRT_LLM:
+        at = next((i for i, tensor in enumerate(request.inputs) if tensor.name == MAX_TOKENS), None)
+        if at is not None:
+            request.raw_input_contents[at] = (1).to_bytes(len(request.raw_input_contents[at]), "little")
+
+
+def unasked_outputs(config: model_config_pb2.ModelConfig) -> frozenset[str]:
+    """Outputs that are in an answer only where its request asks for them."""
+    if api_of(config) not in (VLLM, TENSORRT_LLM):
+        return frozenset()
+    return frozenset(tensor.name for tensor in config.output) - {ANSWER}
