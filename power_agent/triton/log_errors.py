@@ -9,6 +9,7 @@ LOG_BYTES_MAX: Final = 256 * 2**10  # from the start on: the first error is amon
 WORDS_MAX: Final = 400  # characters of an error that are shown
 # "2024-06-07T12:00:00Z E 123 server.cc:241] ..." with --log-format=ISO8601, "E0607 12:00:00.123456 123 ..." without
 LINE: Final = re.compile(r"(?:\S+Z ([IWEF]) |([IWEF])\d{4} \S+ )\d+ [^\]]*\] ?(.*)")
+TRACEBACK: Final = r"\n\nAt:\n"  # before the places in a python model's code, each on a line
 ERRORS: Final = ("E", "F")
 HARMLESS: Final = "CudaDriverHelper has not been initialized"  # of every start where there is no GPU
 TABLE: Final = ("+-", "| ")  # Triton's own, of models and options
@@ -49,4 +50,4 @@ def first_error(text: str) -> str:
 
 
 def _unquoted(words: str) -> str:
-    return words.strip().removeprefix('"').removesuffix('"').replace('\\"', '"').strip()
+    return words.partition(TRACEBACK)[0].strip().removeprefix('"').removesuffix('"').replace('\\"', '"').strip()

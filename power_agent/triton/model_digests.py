@@ -14,6 +14,7 @@ from pathlib import Path
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import MODEL_DIGEST_CHARS
+from trefoil.runtime.given.llm_backends import LLM_FILES, VLLM, engine_args
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, boundary, names_below, opened, parts_of
 from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, judged_versions
@@ -31,7 +32,7 @@ class ModelDigests:
         self.learn(catalog, stated)
         self._model_file: dict[str, str] = {}  # of each family that has had any
         self._known: dict[Version, dict[str, str]] = {}
-        self._engines: set[str] = set()  # families whose files are made for one type of GPU: nodes may differ
+        self._backends: dict[str, str] = {}  # of each family; engines are made for one type of GPU: nodes may differ
         self._refused: dict[Version, str] = {}  # for what its files are, whatever their digests
         self._read: dict[Path, tuple[tuple[int, ...], str, str]] = {}  # stamp, digest, why it is refused all the same
 
@@ -71,7 +72,7 @@ class ModelDigests:
         """
         found = []
         for (family, version), files in sorted(self._known.items()):
-            if family in self._engines:
+            if self._backends[family] == ENGINES:
                 continue
             beside = "".join(f"{n} {made}\n" for n, made in sorted(files.items()) if n != self._model_file[family])
             digests = [files[self._model_file[family]], *([hashlib.sha256(beside.encode()).hexdigest()] * bool(beside))]
@@ -84,9 +85,7 @@ class ModelDigests:
             config = contract(self._source, family)
         except CatalogError:  # said by whoever wants to load it
             return
-        expected = expected_files(config)
-        if backend_of(config) == ENGINES:
-            self._engines.add(family)
+        expected, self._backends[family] = expected_files(config), backend_of(config)
         versions, refused = judged_versions(self._source, config)
         known = {version: why for version, why in self._refused.items() if version[0] != family}
         self._refused = known | {(family, version): why for version, why in refused.items()}
@@ -130,15 +129,17 @@ class ModelDigests:
         except (OSError, CatalogError) as error:
             self._read.pop(path, None)
             return "", "" if isinstance(error, OSError) else str(error)
-        self._read[path] = stamp, made.hexdigest(), _strange(path, below)
+        self._read[path] = stamp, made.hexdigest(), _strange(path, below, self._backends[family])
         return self._read[path][1:]
 
 
-def _strange(path: Path, below: Path) -> str:
-    """Why a graph is not loaded: its weights could lie outside of its folder, or what it is cannot be told."""
+def _strange(path: Path, below: Path, backend: str) -> str:
+    """Why a file is not loaded: a graph's weights could lie outside of its folder, or its backend could not read it."""
     try:
         if path.name == FILES["onnxruntime"]:
             check_external_data(path, below)
+        if backend == VLLM and path.name == LLM_FILES[VLLM]:
+            engine_args(path, below)
     except (OSError, CatalogError) as error:
         return str(error)
     return ""

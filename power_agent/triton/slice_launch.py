@@ -244,6 +244,20 @@ class BackendChoice:
     threads: int = 0  # of the onnxruntime backend for one request; 0 = its own choice
 
 
+def refuse_missing(install: TritonInstall, family: model_config_pb2.ModelConfig) -> None:
+    """Refuse a family whose backend this Triton lacks.
+
+    Raises:
+        CatalogError: naming the backend.
+    """
+    backend = backend_of(family)
+    if (backend == ENGINES or backend in LLM_FILES) and backend not in install.offers:
+        place = install.backends / backend
+        remedy = f"take a Triton that has it: NVIDIA's image with that backend (docker_image), or put it at {place}"
+        why = f"its models are {not_graphs(family)}, and {install.backends} has no backend {backend}"
+        raise CatalogError(why, field="family", value=family.name, remedy=remedy)
+
+
 def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config_pb2.ModelConfig) -> BackendChoice:
     """Choose the backend of a family on a slice.
 
@@ -255,17 +269,12 @@ def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config
     on_gpu = bool(spec.gpu_uuid) and install.sees_gpus
     backend = backend_of(family)
     if backend == ENGINES or backend in LLM_FILES:
-        missing = backend not in install.offers
-        if not missing and (on_gpu or backend == VLLM):  # vLLM has builds for CPUs
+        refuse_missing(install, family)
+        if on_gpu or backend == VLLM:  # which has builds for CPUs
             return BackendChoice(backend, on_gpu)
-        why = f"{install.backends} has no backend {backend}" if missing else f"slice {spec.name} has no real GPU"
-        remedy = f"serve it on a real GPU by a Triton with the {backend} backend"
-        if missing and backend in LLM_FILES:
-            remedy = f"name a Triton that has it: NVIDIA's image for it (docker_image), or {install.backends / backend}"
-        elif backend == ENGINES:
-            remedy += ", or import its ONNX files instead"
-        kind = "TensorRT engines" if backend == ENGINES else not_graphs(family)
-        raise CatalogError(f"its models are {kind}, and {why}", field="family", value=family.name, remedy=remedy)
+        remedy = "serve it on a real GPU" + (", or import its ONNX files instead" if backend == ENGINES else "")
+        why = f"slice {spec.name} has no real GPU, and its models are {not_graphs(family)}"
+        raise CatalogError(why, field="family", value=family.name, remedy=remedy)
     if opaque(family):
         return BackendChoice(on_gpu=on_gpu)
     if install.backend == "python" or generative(family):

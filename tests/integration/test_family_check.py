@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support import engine_family
 from tests.support.triton_process import ENVIRONMENT, MODELS
 from trefoil.cli.main import app
 
@@ -47,3 +48,23 @@ def test_without_a_triton_it_says_that_no_model_was_run(repository, monkeypatch,
     _, out, err = check(repository, monkeypatch, tmp_path / "none")
     assert "2 of 4 variants compared with the contract, not run" in out
     assert "no model is run here, contracts are compared with graphs alone: " in err
+
+
+def chat(models: Path, monkeypatch: pytest.MonkeyPatch, triton: Path) -> tuple[int, str]:
+    monkeypatch.setenv("TREFOIL_TRITON_ENVIRONMENT", str(triton))
+    found = CliRunner().invoke(app, ["family", "check", "chat", "--repository", str(models)])
+    return found.exit_code, found.stdout
+
+
+def test_a_language_model_can_be_served_where_its_backend_is(tmp_path, monkeypatch):
+    folder = engine_family.write_family(tmp_path / "models")
+    triton = engine_family.environment(tmp_path)
+    code, out = chat(tmp_path / "models", monkeypatch, triton)
+    assert (code, out.splitlines()[0]) == (0, "chat: 2 of 2 variants answer on Triton; 40 profile rows")
+    code, out = chat(tmp_path / "models", monkeypatch, ENVIRONMENT)
+    assert (code, "chat: 0 of 2 variants answer on Triton" in out) == (1, True)
+    assert "has no backend vllm. Remedy: take a Triton that has it" in out
+    (folder / "2" / "model.json").write_text('{"model": "m", "max_modl_len": 8}')
+    code, out = chat(tmp_path / "models", monkeypatch, triton)
+    assert (code, "chat: 1 of 2 variants answer on Triton" in out) == (1, True)
+    assert out.rstrip().endswith("AsyncEngineArgs.__init__() got an unexpected keyword argument 'max_modl_len'")

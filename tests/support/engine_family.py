@@ -1,7 +1,7 @@
 """A family of language models for tests, served by a real Triton with a stand-in for its vLLM backend.
 
 `chat` has two variants, `chat-small` and `chat-large`, whose versions hold a model.json as vLLM's users write it.
-`installation` is Triton's own tree, with `tests/support/vllm_backend` as its backend `vllm`.
+`environment` is one of Triton's with `tests/support/vllm_backend` as its backend `vllm`: set triton_environment to it.
 """
 
 import json
@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton
-from tests.support.triton_process import ENVIRONMENT, install
+from tests.support.triton_process import ENVIRONMENT
 from tests.support.vllm_backend import language
 from trefoil.core.fleet import Hosted
 
@@ -134,16 +134,29 @@ def outputs(answer: Any) -> dict[str, list[Any]]:
     return found
 
 
+def environment(folder: Path) -> Path:
+    """An environment of Triton's below `folder`, as TREFOIL_TRITON_ENVIRONMENT names one, whose Triton has the stand-in
+    as its backend `vllm`; all else of it is the checkout's."""
+    own = folder / "triton-environment"
+    if own.exists():
+        return own
+    [packages] = (ENVIRONMENT / "lib").glob("python3.*/site-packages")
+    site = own / packages.relative_to(ENVIRONMENT)
+    site.mkdir(parents=True)
+    for name in ("bin", "pyvenv.cfg"):
+        (own / name).symlink_to(ENVIRONMENT / name)
+    for package in packages.iterdir():
+        if package.name != "pytriton":
+            (site / package.name).symlink_to(package)
+    tree = Path("pytriton", "tritonserver")
+    shutil.copytree(packages / tree, site / tree, copy_function=_link, symlinks=True)
+    shutil.copytree(BACKEND, site / tree / "backends" / "vllm", ignore=shutil.ignore_patterns("__*"))
+    return own
+
+
 def installation(folder: Path) -> TritonInstall:
-    """A Triton with the stand-in, below `folder`; `binary` of it is what the setting triton_binary names."""
-    root = install().binary.parent.parent
-    tree = folder / "site-packages" / "pytriton" / "tritonserver"  # its libraries lie beside it, as in the wheel
-    if not tree.exists():
-        shutil.copytree(root, tree, copy_function=_link, symlinks=True)
-        shutil.copytree(BACKEND, tree / "backends" / "vllm", ignore=shutil.ignore_patterns("__*"))
-        libraries = root.parent.parent / "nvidia_pytriton.libs"
-        (folder / "site-packages" / libraries.name).symlink_to(libraries)
-    found = find_triton(tree / "bin" / "tritonserver", ENVIRONMENT)
+    """The Triton of `environment`, ready to start."""
+    found = find_triton(None, environment(folder))
     prepare_triton(found)
     return found
 

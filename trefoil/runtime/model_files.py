@@ -22,7 +22,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError, system_error
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
-from trefoil.runtime.given.llm_backends import LLM_FILES, VLLM, complete_vllm
+from trefoil.runtime.given.llm_backends import LLM_FILES, TENSORRT_LLM, VLLM, complete_vllm
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     CONFIG_BYTES_MAX,
@@ -37,6 +37,7 @@ from trefoil.runtime.given.repository_names import (
 
 CONFIG: Final = "config.pbtxt"
 ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
+GPU_ONLY: Final = (ENGINES, TENSORRT_LLM)  # backends whose models load on their own type of GPU alone
 PYTHON: Final = "python"  # the backend of models that are code
 FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan", PYTHON: "variant.py"}
 PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
@@ -241,8 +242,8 @@ def not_graphs(config: model_config_pb2.ModelConfig) -> str:
     """What a family's versions are where they are no ONNX graphs, in words; "" where they are."""
     backend = backend_of(config)
     if backend in LLM_FILES:
-        return f"models of Triton's backend {backend}"
-    return "engines" if backend == ENGINES else "python models" if opaque(config) else ""
+        return f"language models of Triton's backend {backend}"
+    return "TensorRT engines" if backend == ENGINES else "python models" if opaque(config) else ""
 
 
 def shared_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:

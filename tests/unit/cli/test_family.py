@@ -17,6 +17,7 @@ from trefoil.core.common import Basis
 from trefoil.profiler.assumed import GraphCost, assumed_points
 from trefoil.profiler.cost_law import read_model
 from trefoil.profiler.profile_csv import ProfileProvenance, profile_text
+from trefoil.runtime.given.llm_backends import api_of
 from trefoil.runtime.model_files import contract
 from trefoil.runtime.repository import load_family
 
@@ -312,3 +313,87 @@ def test_an_import_that_cannot_be_assumed_is_no_import(theirs, tmp_path, monkeyp
     refused(imported(theirs, "--assume"), "no ONNX Runtime", "trefoil setup triton")
     assert not (tmp_path / "ours" / "toy").exists()
     refused(imported(theirs, "--assume", "--shape", "x=0"), "--shape = 'x=0'")
+
+
+# --- language models --------------------------------------------------------------------------------------------------
+
+CHAT = ('backend: "vllm" instance_group [ { count: 1 kind: KIND_MODEL } ]', b'{"model": "m", "max_model_len": 512}')
+STATED = (
+    "--accuracy",
+    "small=0.5",
+    "--accuracy",
+    "large=0.6",
+    "--memory-mib",
+    "small=4000",
+    "--memory-mib",
+    "large=9000",
+)
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """A repository of two models of the vLLM backend, as its users write it; weights lie in the version of one."""
+    for name in ("small", "large"):
+        folder = add(tmp_path / "theirs", name, *CHAT, file="model.json")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "part0.safetensors").write_bytes(b"\x01" * 64)
+    return tmp_path / "theirs"
+
+
+def chat(theirs: Path, *more: object, stated: tuple[str, ...] = STATED) -> Result:
+    return imported(theirs, "--tokens-mean", 200, *more, accuracies=stated)
+
+
+def test_models_of_the_vllm_backend_become_a_family_with_their_whole_folders(chats, tmp_path):
+    said = done(chat(chats, "--json"))
+    assert any("instance_group" in note for note in said["notes"])
+    assert "small: its version holds a model.json alone: weights are not copied, nor hashed" in said["notes"]
+    folder = tmp_path / "ours" / "toy"
+    assert (folder / "2" / "weights" / "part0.safetensors").read_bytes() == b"\x01" * 64
+    assert (folder / "1" / "model.json").read_bytes() == CHAT[1]
+    family, _ = load_family(folder)
+    assert (family.generative, family.tokens_mean, family.best.memory_mib, family.best.load_s) == (True, 200, 9000, 120)
+    config = contract(tmp_path / "ours", "toy")
+    assert config.model_transaction_policy.decoupled
+    assert {tensor.name for tensor in config.input if not tensor.optional} == {"text_input"}
+    assert "num_output_tokens" in {tensor.name for tensor in config.output}
+    assert api_of(config) == "vllm"
+
+
+LLM_FAULTS = {
+    "no JSON": (
+        lambda v: (v / "model.json").write_text('{"model": '),
+        "model.json is no JSON: Expecting value: line 1",
+    ),
+    "no object": (lambda v: (v / "model.json").write_text("[1]"), "is no JSON object but list"),
+    "nested without an end": (lambda v: (v / "model.json").write_text("[" * 100_000), "model.json is no JSON"),
+    "two GPUs": (
+        lambda v: (v / "model.json").write_text('{"model": "m", "tensor_parallel_size": 2}'),
+        "tensor_parallel_size = 2: ",
+    ),
+    "a link out": (lambda v: (v / "weights").symlink_to("/etc/hostname"), "weights"),
+    "no model.json": (lambda v: (v / "model.json").unlink(), "model.json is missing"),
+    "another GPU": (
+        lambda v: (v.parent / "config.pbtxt").write_text(
+            'name: "small" backend: "vllm" parameters { key: "GPU_DEVICE_IDS" value { string_value: "0,1" } }'
+        ),
+        "parameters.GPU_DEVICE_IDS = '0,1'",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", LLM_FAULTS)
+def test_a_language_model_that_does_not_fit_is_refused_by_name_and_leaves_nothing(chats, tmp_path, fault):
+    spoil, why = LLM_FAULTS[fault]
+    spoil(chats / "small" / "1")
+    refused(chat(chats), why)
+    assert not (tmp_path / "ours" / "toy").exists()
+
+
+def test_what_only_the_user_knows_of_a_language_model_is_asked_for(chats):
+    refused(imported(chats, accuracies=STATED), "--tokens-mean", "answer by streams")
+    refused(chat(chats, stated=STATED[:-2]), "--memory-mib", "memory of large is not stated")
+
+
+def test_models_with_one_answer_have_no_tokens(theirs):
+    refused(imported(theirs, "--tokens-mean", 5), "--tokens-mean = 5", "give one answer")

@@ -13,6 +13,7 @@ from power_agent.slices.node_state import Node
 from power_agent.triton import model_digests
 from power_agent.triton.model_digests import ModelDigests
 from power_agent.watch.model_watch import ModelWatch
+from tests.support.engine_family import write_family
 from trefoil.core.errors import CatalogError
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.given.catalog_files import CatalogFiles
@@ -99,7 +100,7 @@ def test_of_a_family_without_model_files_nothing_is_said(models):
 def test_a_file_is_read_once_while_it_is_the_same(models, monkeypatch):
     digests, opened = ModelDigests(models, CATALOG, {}), []
     strange = model_digests._strange  # asked once for each reading
-    monkeypatch.setattr(model_digests, "_strange", lambda path, below: opened.append(path) or strange(path, below))
+    monkeypatch.setattr(model_digests, "_strange", lambda path, *rest: opened.append(path) or strange(path, *rest))
     for _ in range(3):
         assert digests.refusals() == {}
     assert len([path for path in opened if path.name == "model.onnx"]) == 4
@@ -150,3 +151,39 @@ async def test_the_node_names_it_once_and_its_end_once(models, tmp_path):
             await watch.refresh()
     assert node.missing == ()
     assert [line["event"] for line in log] == ["missing", "back"]
+
+
+def no_json(folder: Path) -> None:
+    (folder / "model.json").write_text("{")
+
+
+def led_out(folder: Path) -> None:
+    (folder / "weights.bin").symlink_to("/etc/hostname")
+
+
+def grown(folder: Path) -> None:
+    (folder / "weights.bin").write_bytes(b"other weights")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(no_json, "model.json"), (led_out, "weights.bin"), (grown, "weights.bin has another digest")],
+)
+def test_a_language_models_folder_is_hashed_whole_and_other_families_stay_as_they_are(models, change, why):
+    folder = write_family(models)
+    if change is grown:
+        (folder / "2" / "weights.bin").write_bytes(b"weights")
+    digests = ModelDigests(models, load_catalog(models), {})
+    assert digests.refusals() == {}
+    change(folder / "2")
+    assert list(digests.refusals()) == [("chat", 2)]
+    with pytest.raises(CatalogError, match=why):
+        digests.check("chat", 2)
+    digests.check("chat", 1)
+    digests.check("digits", 2)
+
+
+def test_a_model_json_that_never_was_json_is_refused_by_its_line(models):
+    no_json(write_family(models) / "1")
+    with pytest.raises(CatalogError, match=r"model\.json is no JSON: Expecting property name .*: line 1 column 2"):
+        ModelDigests(models, load_catalog(models), {}).check("chat", 1)

@@ -16,11 +16,12 @@ from power_agent.slices.core.patience import load_timeout_s
 from power_agent.triton.client import TritonClient, TritonUnready
 from power_agent.triton.installation import TritonInstall
 from power_agent.triton.log_errors import read_first_error
-from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
+from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice, refuse_missing
 from trefoil.core.catalog import Catalog, Family, Variant
-from trefoil.core.errors import TrefoilError
+from trefoil.core.errors import CatalogError, TrefoilError
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.model_files import GPU_ONLY, backend_of, contract
 
 READY_S: Final = 60.0  # a variant whose load_s in family.toml is longer gets more
 POLL_S: Final = 0.1
@@ -29,8 +30,16 @@ POLL_S: Final = 0.1
 def unanswered(
     install: TritonInstall, root: Path, family: Family, variants: Sequence[Variant], say: Callable[[str], None]
 ) -> dict[int, str]:
-    """Variants that a Triton does not load or that do not answer, by version, each with its first error."""
+    """Variants that a Triton does not load or that do not answer, by version, each with its first error. What loads on
+    its own type of GPU alone is not asked: the Triton has its backend, or lacks it."""
     found = {}
+    config = contract(root, family.name)
+    try:
+        refuse_missing(install, config)
+    except CatalogError as error:
+        return {variant.version: f"version {variant.version} ({variant.name}): {error}" for variant in variants}
+    if backend_of(config) in GPU_ONLY:
+        return {}
     for variant in variants:
         say(f"{family.name}: Triton loads {variant.name} and is asked once")
         hosted = Hosted(family.name, variant.name, variant.version, 0, 1, 1, 1)

@@ -119,6 +119,9 @@ def import_(
     memory_mib: Annotated[list[str] | None, PerModel] = None,
     load_s: Annotated[list[str] | None, PerModel] = None,
     macs: Annotated[list[str] | None, PerModel] = None,
+    tokens_mean: Annotated[
+        float, typer.Option(help="Mean tokens of an answer, where models answer by streams.", min=0)
+    ] = 0.0,
     assume: Annotated[
         bool, typer.Option("--assume", help="Also write a synthetic profile, from what each graph does.")
     ] = False,
@@ -144,6 +147,7 @@ def import_(
         load_s=parse_numbers(load_s, "--load-s"),
         macs=parse_numbers(macs, "--macs"),
         shapes=parse_shapes(shape),
+        tokens_mean=tokens_mean,
     )
     costs: dict[str, GraphCost] = {}
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from trefoil.runtime.given.llm_backends import TENSORRT_LLM, VLLM
 from trefoil.runtime.model_files import ENGINES, PROBE_SHAPE, PYTHON, THREADS, backend_of
 
 CARRIED: Final = frozenset(
@@ -37,12 +38,17 @@ TENSOR_CARRIED: Final = frozenset({"name", "data_type", "format", "dims", "resha
 BACKEND_CARRIED: Final[Mapping[str, frozenset[str]]] = {
     ENGINES: frozenset({"is_shape_tensor", "is_non_linear_format_io"}),
     PYTHON: frozenset({"optional"}),
+    VLLM: frozenset({"optional"}),
+    TENSORRT_LLM: frozenset({"optional", "allow_ragged_batch"}),
 }
+STREAMING: Final = (PYTHON, VLLM, TENSORRT_LLM)
+"""Backends whose models may answer a request more than once."""
 GROUP_LEFT: Final = frozenset({"name", "kind", "count", "gpus", "rate_limiter", "host_policy"})
 ONE_VALUE: Final = "dims: [ 1 ] reshape { shape: [ ] }"
 ALWAYS: Final = {"data_type": "write it, e.g. TYPE_FP32", "dims": f"write it; {ONE_VALUE} where each item is one value"}
 """What Triton wants of each tensor that a configuration names."""
 ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
+DEVICES: Final = ("GPU_DEVICE_IDS", "gpu_device_ids")  # parameters by which an LLM's backend leaves its slice's GPU
 TEXT_MAX: Final = 100  # characters of a value in a note
 
 
@@ -62,7 +68,7 @@ def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, 
     for field, value in config.ListFields():
         if field.name not in CARRIED and field.name not in LEFT:
             yield field.name, _text(value), _only_step(config) or REFUSED.get(field.name, OUTSIDE)
-    if config.model_transaction_policy.decoupled:
+    if config.model_transaction_policy.decoupled and backend_of(config) not in STREAMING:
         yield "model_transaction_policy.decoupled", True, OUTSIDE
     carried = TENSOR_CARRIED | BACKEND_CARRIED.get(backend_of(config), frozenset())
     for tensor in (*config.input, *config.output):
@@ -72,6 +78,10 @@ def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, 
         for name, remedy in ALWAYS.items():
             if not getattr(tensor, name):
                 yield f"{tensor.name}.{name}", getattr(tensor, name) or None, remedy
+    for field in DEVICES:
+        if field in config.parameters:
+            value = config.parameters[field].string_value
+            yield f"parameters.{field}", value, "leave it out: the plan decides on which GPU it runs"
     for group in config.instance_group:
         for field, value in group.ListFields():
             if field.name not in GROUP_LEFT:
@@ -99,6 +109,7 @@ def shared_fields(config: model_config_pb2.ModelConfig) -> dict[str, object]:
         "backend": backend_of(config),
         "max_batch_size": config.max_batch_size,
         "dynamic_batching": _set(config, "dynamic_batching"),
+        "model_transaction_policy": _set(config, "model_transaction_policy"),
         "optimization": _set(config, "optimization"),
         "cc_model_filenames": sorted(config.cc_model_filenames),
     }

@@ -11,11 +11,12 @@ from trefoil.cli.family.onnx_graph import differences, graph_tensors
 from trefoil.core.catalog import Family, Variant
 from trefoil.core.errors import CatalogError, NotFound, TrefoilError, one_of
 from trefoil.installation import repositories
+from trefoil.runtime.given.llm_backends import LLM_FILES, VLLM, engine_args
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import boundary, names_below
 from trefoil.runtime.model_files import (
-    ENGINES,
     FILES,
+    GPU_ONLY,
     backend_of,
     contract,
     generative,
@@ -122,9 +123,9 @@ def _check_family(root: Path, name: str, ask: Ask | None) -> dict[str, Any]:
         for version, there in sorted(files.items()):
             if found := _graph_differences(root, config, version, there):
                 wrong[version] = found
-        engines = backend_of(config) == ENGINES  # they want their GPU
+        engines = backend_of(config) in GPU_ONLY
         present = [variant for variant in family.variants if variant.version in files]
-        silent = ask(root, family, present) if ask is not None and present and not engines else None
+        silent = ask(root, family, present) if ask is not None and present else None
         for version, why in (silent or {}).items():
             wrong[version] = [*wrong.get(version, []), why]
         sound = [v for v in family.variants if v.version not in wrong and not absent]
@@ -132,7 +133,7 @@ def _check_family(root: Path, name: str, ask: Ask | None) -> dict[str, Any]:
             state = f"catalogue only, no model files: {how_to_make(root, name)}"
         else:
             how = "compared with the contract, not run" if silent is None else "answer on Triton"
-            what = "have their files; engines are not looked into" if engines else how
+            what = f"have their files; {not_graphs(config)} are not run here" if engines else how
             state = f"{len(sound)} of {len(family.variants)} variants {what}"
         problems += [why for whys in wrong.values() for why in whys]
         state += f"; {len(rows)} profile rows"
@@ -148,11 +149,13 @@ def _graph_differences(
 ) -> list[str]:
     """Where a version's graph differs from the contract. Engines cannot be looked into, and what decodes is between a
     generative family's contract and its graph."""
-    if not_graphs(config) or generative(config):
-        return []
-    folder = root / config.name / str(version)
-    path, below = folder / FILES["onnxruntime"], boundary(root, config.name)
+    folder, below = root / config.name / str(version), boundary(root, config.name)
     try:
+        if backend_of(config) == VLLM:
+            engine_args(folder / LLM_FILES[VLLM], below)
+        if not_graphs(config) or generative(config):
+            return []
+        path = folder / FILES["onnxruntime"]
         lacking = sorted(check_external_data(path, below) - names_below(folder, files).keys())
         found = [f"weights are missing beside its graph: {', '.join(lacking)}"] if lacking else []
         found += [why for _, _, why, _ in differences(config, graph_tensors(path, below))]

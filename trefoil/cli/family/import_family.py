@@ -41,6 +41,7 @@ from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, sys
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
 from trefoil.runtime.files import replace_file
+from trefoil.runtime.given.llm_backends import LLM_FILES
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, parts_of
 from trefoil.runtime.model_files import (
     CONFIG,
@@ -58,6 +59,7 @@ from trefoil.runtime.state_files import STRANGE
 
 SHARED: Final = "_shared"
 LOAD_S: Final = 5.0  # assumption: a swap of a model of some hundred megabytes
+LLM_LOAD_S: Final = 120.0  # assumption: weights of some gigabytes from a local disk, and CUDA graphs
 WORKSPACE: Final = 2.0  # assumption: a batch needs as much memory as the weights
 WORKSPACE_MIB_MIN: Final = 128
 MIB: Final = 2**20
@@ -82,6 +84,7 @@ class Statement:
     load_s: Mapping[str, float] = field(default_factory=dict)
     macs: Mapping[str, float] = field(default_factory=dict)
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of inputs that are open
+    tokens_mean: float = 0.0  # of an answer; 0: it does not answer by streams
     sizes_bytes: dict[str, int] = field(default_factory=dict)  # of the files, found at import
 
 
@@ -142,6 +145,7 @@ def import_family(
         read.append(read_tensors(source))
         refuse_other_tensors(first, read[0], source, read[-1])
         result.notes += notes(source)
+    _refuse_unstated(first.config, models, stated)
     contract = _contract(first, read[0], stated)
     try:
         into.mkdir(parents=True, exist_ok=True)
@@ -201,13 +205,28 @@ def _check_room(sources: Sequence[Source], into: Path) -> None:
         raise CatalogError(f"of {wanted} bytes at most {max(0, most)} are copied", field="--as", remedy=remedy)
 
 
+def _refuse_unstated(config: model_config_pb2.ModelConfig, models: Sequence[str], stated: Statement) -> None:
+    """Refuse a mean length of answers that is missing, or of models that give one answer; and a language model's memory
+    that is missing: how much its engine takes for its KV cache is not told by its files."""
+    streams = bool(config.model_transaction_policy.decoupled)
+    if streams != (stated.tokens_mean > 0):
+        why = "the models answer by streams" if streams else "the models give one answer to each request"
+        remedy = "add --tokens-mean 200, the mean of your log" if streams else "leave it out"
+        raise CatalogError(why, field="--tokens-mean", value=stated.tokens_mean or None, remedy=remedy)
+    if backend_of(config) in LLM_FILES:
+        for name in models:
+            if name not in stated.memory_mib:
+                remedy = f"add --memory-mib {name}=20000: weights and KV cache, as its engine is configured"
+                raise CatalogError(f"memory of {name} is not stated", field="--memory-mib", remedy=remedy)
+
+
 def _contract(first: Source, tensors: Tensors, stated: Statement) -> model_config_pb2.ModelConfig:
     """The first variant's configuration without what is its own."""
     config = model_config_pb2.ModelConfig(name=stated.family, max_batch_size=first.config.max_batch_size)
     config.backend = backend_of(first.config)
     for target, entries in ((config.input, tensors.inputs), (config.output, tensors.outputs)):
         target.extend(entries)
-    for name in ("dynamic_batching", "optimization"):
+    for name in ("dynamic_batching", "optimization", "model_transaction_policy"):
         if first.config.HasField(name):
             getattr(config, name).CopyFrom(getattr(first.config, name))
     unknown = sorted(stated.shapes.keys() - {tensor.name for tensor in config.input})
@@ -333,14 +352,16 @@ def family_toml(stated: Statement, models: Sequence[str], repository: Path) -> s
     """
     if len(set(models)) < len(models):
         raise CatalogError("a model stands twice", field="--as", value=list(models), remedy="name each once")
+    load_s = LLM_LOAD_S if stated.tokens_mean else LOAD_S
     lines = [
         f"# Written by `trefoil family import` from {_quoted(repository.name)}. Assumed where nothing was stated:",
-        f"# memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {LOAD_S:g}.",
+        f"# memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {load_s:g}.",
         "# macs = 0 means unknown.",
         f"name = {_quoted(stated.family)}",
         f"metric = {_quoted(stated.metric)}",
         f"task = {_quoted(stated.task)}",
-        "generative = false",
+        f"generative = {'true' if stated.tokens_mean else 'false'}",
+        *([f"tokens_mean = {stated.tokens_mean:g}"] if stated.tokens_mean else []),
         "sequence_batching = false",
         "",
         '[classes.""]',
@@ -358,7 +379,7 @@ def family_toml(stated: Statement, models: Sequence[str], repository: Path) -> s
             f"accuracy = {float(stated.accuracies[name])!r}",
             f"accuracy_source = {_quoted(stated.accuracy_source)}",
             f"memory_mib = {max(1, round(memory_mib))}",
-            f"load_s = {stated.load_s.get(name, LOAD_S):g}",
+            f"load_s = {stated.load_s.get(name, load_s):g}",
             f"macs = {round(stated.macs.get(name, 0))}",
             f"licence = {_quoted(stated.licence)}",
         ]

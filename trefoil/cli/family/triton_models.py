@@ -10,6 +10,7 @@ from tritonclient.grpc import model_config_pb2
 from trefoil.cli.family.config_fields import ONE_VALUE, left_fields, refused_fields, shared_fields
 from trefoil.cli.family.onnx_graph import ANY, TensorInfo, differences, graph_tensors
 from trefoil.core.errors import CatalogError, NotFound, system_error
+from trefoil.runtime.given.llm_backends import LLM_FILES, VLLM, complete_vllm, engine_args
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import (
     VERSION,
@@ -33,7 +34,7 @@ from trefoil.runtime.model_files import (
 
 LABELS_BYTES_MAX: Final = 2**24
 NAMED_MAX: Final = 5  # files in a note
-SOURCE_FILES: Final = {**FILES, PYTHON: "model.py"}  # by Triton's own names
+SOURCE_FILES: Final = {**FILES, PYTHON: "model.py", **LLM_FILES}  # by Triton's own names
 COMPLETED_BATCH: Final = 4  # Triton's own default of the onnxruntime backend (default-max-batch-size)
 EXPORT: Final = "export it to ONNX, or build a TensorRT engine"
 
@@ -82,17 +83,20 @@ def read_source(repository: Path, name: str) -> Source:
         )
     config = _config(folder, repository)
     backend = backend_of(config)
-    if backend not in FILES:
+    if backend not in SOURCE_FILES:
         for field, value, remedy in refused_fields(config):  # says more of an ensemble than its platform does
             raise variant_error(name, field, value, remedy, folder / CONFIG)
         value = backend or str(config.platform)
-        raise variant_error(name, "backend", value, f"one of {', '.join(FILES)}: {EXPORT}", folder / CONFIG)
+        raise variant_error(name, "backend", value, f"one of {', '.join(SOURCE_FILES)}: {EXPORT}", folder / CONFIG)
     served = _served_versions(name, folder, config)
     version_folder = folder / str(served[-1])
-    there = names_below(version_folder, check_files(version_folder, repository, OURS))
+    apart = () if backend in LLM_FILES else OURS
+    there = names_below(version_folder, check_files(version_folder, repository, apart))
     files = _files(name, version_folder, config, backend)
     other_files = there.keys() - set(files.values()) - files.keys()
-    clash = [file for file in (*OURS, FILES[PYTHON]) if (version_folder / file).exists() and file not in files.values()]
+    clash = [
+        file for file in (*apart, FILES[PYTHON]) if (version_folder / file).exists() and file not in files.values()
+    ]
     if backend == PYTHON and clash:
         raise variant_error(name, "file", clash[0], "give that file another name: the family has one of this name")
     labels = label_files(config)
@@ -107,6 +111,9 @@ def read_source(repository: Path, name: str) -> Source:
         if not (folder / label).is_file():
             raise variant_error(name, "label_filename", label, f"put that file into {folder}")
         resolved(folder / label, repository)
+    if backend == VLLM:
+        complete_vllm(config)
+        engine_args(version_folder / files[LLM_FILES[VLLM]], repository)
     if backend == "onnxruntime":
         outside = check_external_data(version_folder / files[FILES[backend]], repository) - other_files
         if outside:
@@ -133,6 +140,8 @@ def _config(folder: Path, repository: Path) -> model_config_pb2.ModelConfig:
 def _inferred(folder: Path, file: str) -> str:
     """Backend of a model by the name of its file; "" where none is known."""
     for backend, name in SOURCE_FILES.items():
+        if backend in LLM_FILES:  # whose models say it
+            continue
         if file == name or (
             not file and any((path / name).is_file() for path in folder.iterdir() if _is_version(path))
         ):
@@ -165,7 +174,7 @@ def _files(name: str, folder: Path, config: model_config_pb2.ModelConfig, backen
     if backend == ENGINES:
         files = {engine_file(capability): file for capability, file in sorted(config.cc_model_filenames.items())}
     if not files or (folder / default).is_file():
-        files[FILES[backend]] = default
+        files[FILES.get(backend, default)] = default
     for file in files.values():
         if not (folder / file).is_file():
             raise CatalogError(f"{folder / file} is missing", field="model", value=name, remedy="add that file")
@@ -178,7 +187,7 @@ def engine_file(capability: str) -> str:
 
 
 def refuse_unfit(source: Source) -> None:
-    """Refuse what a variant of a family cannot be: sequences, decoupled answers, ensembles, ragged tensors.
+    """Refuse what a variant of a family cannot be: sequences, ensembles, ragged tensors, streams of graphs.
 
     Raises:
         CatalogError: naming model and field.
@@ -216,6 +225,8 @@ def notes(source: Source) -> list[str]:
     if len(source.served) > 1:
         served = ", ".join(map(str, source.served))
         found.append(f"{source.name}: versions {served} are served there, {source.version} is taken")
+    if backend_of(source.config) == VLLM and not source.other_files:
+        found.append(f"{source.name}: its version holds a {LLM_FILES[VLLM]} alone: weights are not copied, nor hashed")
     if source.not_taken:
         found.append(f"{source.name}: not taken from its folder: {', '.join(map(repr, source.not_taken))}")
     return found

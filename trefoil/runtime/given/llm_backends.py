@@ -7,9 +7,13 @@ Source: triton-inference-server/vllm_backend src/model.py, tensorrtllm_backend a
 """
 
 import json
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from tritonclient.grpc import model_config_pb2
+
+from trefoil.core.errors import CatalogError
+from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, read_text
 
 VLLM: Final = "vllm"
 TENSORRT_LLM: Final = "tensorrtllm"
@@ -45,6 +49,26 @@ def complete_vllm(config: model_config_pb2.ModelConfig) -> None:
             config.output.add(name=name, data_type=model_config_pb2.DataType.Value(kind), dims=[-1])
     config.model_transaction_policy.decoupled = True
     config.max_batch_size = 0
+
+
+def engine_args(path: Path, below: Path | None) -> dict[str, Any]:
+    """Arguments of vLLM's engine in a model.json. Their names are the engine's to judge, when it loads them.
+
+    Raises:
+        CatalogError: it is no JSON object, or its engine wants more GPUs than a slice has.
+        OSError: it cannot be read.
+    """
+    remedy = 'write the arguments of vLLM\'s engine as one JSON object, e.g. {"model": "...", "max_model_len": 8192}'
+    try:
+        args = json.loads(read_text(path, below, CONFIG_BYTES_MAX))
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"{path} is no JSON: {error}", remedy=remedy) from error
+    if not isinstance(args, dict):
+        raise CatalogError(f"{path} is no JSON object but {type(args).__name__}", remedy=remedy)
+    for field in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (value := args.get(field, 1)) != 1:
+            raise CatalogError(f"{path}: a slice has one GPU", field=field, value=value, remedy="write 1, or remove it")
+    return args
 
 
 def api_of(config: model_config_pb2.ModelConfig) -> Api:
