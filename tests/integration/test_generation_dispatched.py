@@ -1,6 +1,7 @@
 """A generative family behind the dispatcher: tokens booked, receipts, refusals, and what a fault leaves of a stream."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -77,7 +79,7 @@ async def world(state, tmp_path: Path) -> AsyncIterator[World]:
     try:
         for one in slices:
             await one.ready([hosted(VERSION)], 60.0)
-        quiet = {"window_s": 3600.0, "deadline_s": 600.0}
+        quiet = {"window_s": 3600.0, "deadline_s": 600.0, "rest_address": "127.0.0.1:0"}
         async with FakeTriton(version=4) as digits, dispatching(state, tmp_path, **quiet) as running:
             made = World(running, state, slices)
             variant = hosted(VERSION).variant
@@ -147,6 +149,99 @@ async def test_unary_requests_are_refused_in_tritons_words(world):
         tensor.set_data_from_numpy(np.array([[b"def a():"]], dtype=np.object_))
         with pytest.raises(InferenceServerException, match="decoupled"):
             await client.infer(FAMILY, [tensor])
+
+
+# --- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+async def _events(world: World, prompt: str, **more) -> AsyncIterator[dict]:
+    """Events of generate_stream, each as it comes; leaving the loop closes the connection."""
+    url = f"http://{world.running.rest_address}/v2/models/{FAMILY}/generate_stream"
+    async with (
+        httpx.AsyncClient(timeout=60.0) as client,
+        client.stream("POST", url, json={"PROMPT": prompt, **more}) as answer,
+    ):
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        rest = b""
+        async for data in answer.aiter_raw():
+            *whole, rest = (rest + data).split(b"\n\n")
+            for event in whole:
+                yield json.loads(event.removeprefix(b"data: ").decode("utf-8", "surrogateescape"))
+
+
+async def _tokens(world: World, prompt: str, **more) -> Told:
+    told = Told()
+    async for event in _events(world, prompt, **more):
+        if "TOKEN" in event:
+            told.tokens.append(event["TOKEN"].encode("utf-8", "surrogateescape"))
+        elif "error" in event:
+            told.error = event["error"]
+        else:
+            told.final = event
+    return told
+
+
+async def test_streams_over_http_are_those_over_grpc_booked_and_priced(world):
+    await world.rate(ReceiptRate(key(0), FAMILY, "pydoc-s", 0.0, 0.0, 1.0, Basis.MEASURED, 60.0, 0.25))
+    asked = [(prompt, None) for prompt in prompts()[:32]]
+    found = await asyncio.gather(*(_tokens(world, prompt, trefoil_receipt=True) for prompt, _ in asked))
+    assert [one.tokens for one in found] == alone(asked, VERSION)
+    assert not [one.error for one in found if one.error]
+    assert world.tokens() == sum(len(one.tokens) for one in found)
+    assert world.load.totals[FAMILY].answered == len(asked)
+    for one in found:
+        assert one.final["trefoil_tokens_out"] == len(one.tokens)
+        if one.final["trefoil_slice"] == key(0).name:
+            assert one.final["trefoil_energy_j_estimate"] == pytest.approx(0.25 * len(one.tokens))
+    one = await _tokens(world, prompts()[0], MAX_TOKENS=2)
+    assert (len(one.tokens), one.final) == (2, None), "who asks for no receipt gets none"
+    assert world.idle
+
+
+async def test_refusals_over_http_are_statuses_and_name_what_is_wrong(world):
+    base = f"http://{world.running.rest_address}/v2/models/{FAMILY}"
+    async with httpx.AsyncClient(base_url=base, timeout=60.0) as client:
+        for path, given, words in (
+            ("/generate_stream", {"PROMPT": ""}, "PROMPT is empty"),
+            ("/generate_stream", {"PROMPT": "def a():", "MAX_TOKENS": 9999}, "MAX_TOKENS is 9999"),
+            ("/generate_stream", {"PROMPT": "def a():", "MAX_TOKENS": 1.5}, "MAX_TOKENS"),
+            ("/generate_stream", {"PROMPT": ["a", "b"]}, "PROMPT has 2 texts"),
+            ("/generate_stream", {}, "expected"),
+            ("/generate", {"PROMPT": prompts()[0]}, "exactly 1 response"),
+        ):
+            answer = await client.post(path, json=given)
+            assert (answer.status_code, words in answer.json()["error"]) == (400, True), answer.text
+        answer = await client.post("/versions/1/generate", json={"PROMPT": prompts()[0], "MAX_TOKENS": 1})
+        assert answer.json()["TOKEN"].encode() == alone([(prompts()[0], 1)], VERSION)[0][0]
+        assert (await client.post("/versions/2/generate", json={"PROMPT": "def a():"})).status_code == 404
+    await until(lambda: world.idle)
+
+
+async def test_a_client_of_http_that_leaves_frees_its_place_within_a_second(world):
+    began = [_events(world, prompt) for prompt in sorted(prompts()[:100], key=len)[-6:]]
+    await asyncio.gather(*(anext(each) for each in began))
+    assert sum(world.local.routing.in_flight().values()) == len(began)
+    left_s = time.monotonic()
+    await asyncio.gather(*(each.aclose() for each in began))
+    await until(lambda: world.idle)
+    assert time.monotonic() - left_s < 1.0
+    assert world.load.totals[FAMILY].by_code["CANCELLED"] + world.load.totals[FAMILY].answered == len(began)
+
+
+async def test_a_triton_that_is_killed_is_an_error_event_and_no_token_comes_twice(world):
+    chosen = sorted(prompts()[:60], key=len)[-8:]
+    wanted = alone([(prompt, None) for prompt in chosen], VERSION)
+    under_way = [asyncio.create_task(_tokens(world, prompt)) for prompt in chosen]
+    await until(lambda: len(world.running.local.routing.in_flight()) == 2)
+    await asyncio.sleep(6 * STEP_MS / 1e3)
+    os.killpg(world.slices[0].process.pid, signal.SIGKILL)
+    told = await asyncio.gather(*under_way)
+    for one, whole in zip(told, wanted, strict=True):
+        assert one.tokens == whole[: len(one.tokens)], "in order, none twice"
+        assert (one.tokens == whole) is not bool(one.error), one
+    assert [one for one in told if one.error]
+    await until(lambda: world.idle)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

@@ -74,6 +74,28 @@ class Streams:
         if refused is not None:
             await context.abort(refused.code, refused.details, refused.trailers)
 
+    async def answer(self, family: str, data: bytes, caller: Caller, take: Callable[[Any], Awaitable[None]]) -> None:
+        """Answer one request of any family outside a client's stream: each ModelInferResponse goes to `take`, the last
+        one of a decoupled family too if it is empty. `take` may raise `Enough`.
+
+        Raises:
+            StatusError: a status for the client, also after answers; already booked and logged.
+        """
+        if not await self.decoupled(family):
+            await take(pb.ModelInferResponse.FromString((await self.inference.answer(data, caller)).data))
+            return
+
+        async def send(answer: bytes) -> None:
+            await take(pb.ModelStreamInferResponse.FromString(answer).infer_response)
+
+        try:
+            await answer_stream(self.local, self.inference, data, caller, send, wants_final=True, grpc_error=True)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if isinstance(error, ClientLeft) or (task is not None and task.cancelling()):
+                raise
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, CLOSED) from error
+
     def close(self) -> None:
         """Close all streams since the process stops: what is under way is answered, and clients open them anew
         elsewhere."""

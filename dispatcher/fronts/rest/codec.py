@@ -55,11 +55,11 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
     message = pb.ModelInferRequest(model_name=model, model_version=version)
     try:
         if "id" in given:
-            message.id = _member(given, "id", str, "request")
-        binary = _parameters(message, _member(given, "parameters", dict, "request", {}))
+            message.id = member(given, "id", str, "request")
+        binary = set_parameters(message, member(given, "parameters", dict, "request", {}))
         raw: list[bytes | memoryview] = []
         rest = memoryview(body)[header_length:]
-        inputs = _member(given, "inputs", list, "request")
+        inputs = member(given, "inputs", list, "request")
         if len(inputs) > kserve_wire.FIELDS_MAX:
             raise InvalidInput(
                 f"has more than {kserve_wire.FIELDS_MAX}", field="inputs", value=len(inputs), remedy="send fewer"
@@ -71,7 +71,7 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
                 f"unexpected additional input data for model '{model}': {rest.nbytes} bytes are no tensor's",
                 field="Inference-Header-Content-Length", remedy="say every tensor's binary_data_size",
             )  # fmt: skip
-        form = OutputForm(_outputs(message, _member(given, "outputs", list, "request", [])), binary)
+        form = OutputForm(_outputs(message, member(given, "outputs", list, "request", [])), binary)
         parts: list[bytes | memoryview] = [message.SerializeToString()]
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a text is not Unicode ({error.reason})", remedy="send UTF-8") from error
@@ -91,7 +91,7 @@ def encode(data: bytes, form: OutputForm) -> tuple[bytes, int | None]:
     answer: dict[str, Any] = {"id": message.id} if message.id else {}
     answer |= {"model_name": message.model_name, "model_version": message.model_version}
     if message.parameters:
-        answer["parameters"] = {name: _value(each) for name, each in sorted(message.parameters.items())}
+        answer["parameters"] = {name: parameter_value(each) for name, each in sorted(message.parameters.items())}
     answer["outputs"], binary = [], []
     contents = message.raw_output_contents
     if len(contents) != len(message.outputs):
@@ -119,7 +119,7 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
     where = f"inputs[{index}]"
     if type(given) is not dict:
         raise InvalidInput("is not an object", field=where, remedy="send name, datatype, shape and data")
-    name = _member(given, "name", str, where)
+    name = member(given, "name", str, where)
     where = f"inputs[{name!r}]"
     parameters = _lenient(given)
     ways = [
@@ -132,7 +132,7 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
             f"'shared_memory_region' in 'parameters'. But {'set ' + ' '.join(ways) if ways else 'no field is set'}",
             field=where, remedy="send its data one way",
         )  # fmt: skip
-    datatype, shape = _member(given, "datatype", str, where), _member(given, "shape", list, where)
+    datatype, shape = member(given, "datatype", str, where), member(given, "shape", list, where)
     if not all(type(size) is int and 0 <= size <= INT64_MAX for size in shape):
         raise InvalidInput("Unable to parse 'shape'", field=where, remedy="a list of sizes that are not negative")
     tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)
@@ -158,7 +158,7 @@ def _outputs(message: Any, given: Sequence[Any]) -> dict[str, bool]:
         where = f"outputs[{index}]"
         if type(each) is not dict:
             raise InvalidInput("is not an object", field=where, remedy="send at least a name")
-        name = _member(each, "name", str, where)
+        name = member(each, "name", str, where)
         parameters = _lenient(each)
         tensor = message.outputs.add(name=name)
         if "classification" in parameters:
@@ -166,7 +166,7 @@ def _outputs(message: Any, given: Sequence[Any]) -> dict[str, bool]:
             tensor.parameters["classification"].int64_param = min(count, INT64_MAX)
         if "shared_memory_region" in parameters:
             _shared_memory(tensor.parameters, parameters, where)
-        binary[name] = _member(parameters, "binary_data", bool, where, False)
+        binary[name] = member(parameters, "binary_data", bool, where, False)
     return binary
 
 
@@ -178,11 +178,11 @@ def _lenient(given: Json) -> Json:
 
 def _shared_memory(target: Any, parameters: Json, where: str) -> None:
     """Passed on as it was asked: admission refuses it in its own words."""
-    target["shared_memory_region"].string_param = _member(parameters, "shared_memory_region", str, where)
+    target["shared_memory_region"].string_param = member(parameters, "shared_memory_region", str, where)
 
 
-def _parameters(message: Any, given: Json) -> bool:
-    """Set the request's parameters; whether outputs that are not named go back in binary."""
+def set_parameters(message: Any, given: Json) -> bool:
+    """Set a request's parameters; whether outputs that are not named go back in binary."""
     for name, value in given.items():
         where = f"parameters[{name!r}]"
         if name == "binary_data_output":
@@ -194,7 +194,7 @@ def _parameters(message: Any, given: Json) -> bool:
             number = _unsigned(given, name, "parameters")
             target.int64_param = number if number <= INT64_MAX else number - 2**64  # Triton reads it unsigned
         elif name in _FLAGS:
-            target.bool_param = _member(given, name, bool, "parameters")
+            target.bool_param = member(given, name, bool, "parameters")
         elif name == "priority":
             target.uint64_param = _unsigned(given, name, "parameters")
         elif name == "timeout":
@@ -216,10 +216,11 @@ def _parameters(message: Any, given: Json) -> bool:
             raise InvalidInput(
                 "has invalid type", field=where, remedy="send an integer of 64 bits, a number, true, false or a string"
             )
-    return bool(_member(given, "binary_data_output", bool, "parameters", False))
+    return bool(member(given, "binary_data_output", bool, "parameters", False))
 
 
-def _value(parameter: Any) -> Any:
+def parameter_value(parameter: Any) -> Any:
+    """Value of an InferParameter."""
     return getattr(parameter, parameter.WhichOneof("parameter_choice") or "string_param")
 
 
@@ -234,7 +235,8 @@ _NEEDED: Final = object()
 _NAMES: Final = {str: "a string", dict: "an object", list: "a list", bool: "true or false"}
 
 
-def _member(given: Json, name: str, kind: type, where: str, default: Any = _NEEDED) -> Any:
+def member(given: Json, name: str, kind: type, where: str, default: Any = _NEEDED) -> Any:
+    """Member of a JSON object, of one kind; raises InvalidInput."""
     value = given.get(name, default)
     if value is _NEEDED or (value is not default and type(value) is not kind):
         raise InvalidInput(f"Unable to parse '{name}'", field=where, remedy=f"send {_NAMES[kind]}")

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import queue
+import socket
 from collections import defaultdict
 
 import grpc
@@ -13,6 +15,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from dispatcher.fronts.rest import calls
 from tests.support.dispatching import until
 from tests.support.special_world import START_FLAG, in_sequence, item, number, raw, serving
 from tests.unit.dispatcher.worlds import key
@@ -249,3 +252,22 @@ async def test_unary_requests_to_a_decoupled_model_are_refused_in_tritons_words(
             await client.infer("repeat", inputs)
     assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
     assert not world.local.health.ejections.reasons()
+
+
+async def test_a_client_of_http_that_does_not_read_stops_its_stream_and_is_let_go_of(
+    state, tmp_path, tritons, monkeypatch
+):
+    """Buffers of the kernel and of the connections fill up; then no answer is taken from the slice."""
+    monkeypatch.setattr(calls, "UNREAD_S", 3.0)
+    async with serving(state, tmp_path, tritons, rest_address="127.0.0.1:0") as world:
+        taken = world.local.health.evidence.answer_counts
+        body = json.dumps({"COUNT": 1_000_000, "DELAY_MS": 0, "id": "x" * 1000}).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", world.running.rest.port))
+            head = f"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            await until(lambda: sum(taken.values()) > 50)
+            await until(lambda: world.idle)
+        assert sum(taken.values()) < 20_000
+        assert world.local.accounting.load.totals["repeat"].by_code == {"CANCELLED": 1}

@@ -1,0 +1,204 @@
+"""One HTTP request of the REST port: its body, its client, its reply or its stream of events."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from dispatcher.fronts.access_control import AccessControl
+from dispatcher.fronts.grpc.streams import ClientLeft
+from dispatcher.fronts.rest import codec, compression
+from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.core.tenants import Tenant
+from dispatcher.transport.core.trace_context import trace_of
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+DISCARDED_BYTES_MAX: Final = 16 * 2**20
+UNREAD_S: Final = 60.0
+"""How long an event waits for a client that does not read."""
+PROMPT_BYTES_MAX: Final = 4 * 2**20
+"""Body of a request for text, which is read in the worker's own process."""
+EVENTS: Final = b"text/event-stream; charset=utf-8"
+STATUS: Final = {
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+}
+"""Triton's own where it has one; all others are 400, as its are."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """HTTP response; `headers` beyond the content's type and length."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """HTTP request without its body. `peer`: address of its client, as gRPC writes it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    receive: Receive
+    send: Send
+    peer: str = ""
+
+    def needs(self, method: str) -> None:
+        """Check the method; raises HttpError 405 for another one."""
+        if self.method != method:
+            raise HttpError(405, "Method Not Allowed", ((b"allow", method.encode()),))
+
+    def caller(self, access: AccessControl, tenant: Tenant) -> Caller:
+        """Caller of an inference."""
+        flow = access.flow(tenant, self.peer, self.headers.items)
+        trace = trace_of(self.headers.items())
+        return Caller(tenant=tenant.name, trace=trace, flow=flow, weight=tenant.weight)
+
+
+class HttpError(Exception):
+    """HTTP status that is no gRPC status."""
+
+    def __init__(self, status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(status, text)
+        self.status, self.text, self.headers = status, text, headers
+
+    @property
+    def reply(self) -> HttpReply:
+        """As Triton writes errors."""
+        return HttpReply(self.status, error_body(self.text), self.headers)
+
+
+class ClientDisconnected(Exception):
+    """Client that hung up before its answer."""
+
+
+async def read_body(ask: HttpRequest, most: float, limit: str = "message_bytes_max") -> bytes:
+    """The whole body; raises ClientDisconnected, or HttpError when it is too large."""
+    declared = ask.headers.get("content-length", "")
+    parts, received = [], 0
+    over = declared.isdigit() and int(declared) > most
+    while True:
+        event = await ask.receive()
+        if event["type"] == "http.disconnect":
+            raise ClientDisconnected
+        part = event.get("body", b"")
+        received += len(part)
+        over = over or received > most
+        if not over:
+            parts.append(part)
+        # The rest is read and dropped, so that the client reads the refusal instead of a reset connection.
+        if not event.get("more_body", False) or (over and received > most + DISCARDED_BYTES_MAX):
+            break
+    if over:
+        raise too_large("the request is too large", limit, most)
+    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+async def read_text(
+    ask: HttpRequest, access: AccessControl, tenant: Tenant, most: float = PROMPT_BYTES_MAX, limit: str = "a prompt"
+) -> bytes:
+    """Body of a request for text, decompressed; its tenant has paid for it. Raises like `read_body` and `admit`."""
+    body = await read_body(ask, most, limit)
+    access.admit(tenant, len(body))
+    body = await compression.decompress(body, ask.headers.get("content-encoding", ""), most)
+    if len(body) > most:
+        raise too_large("the request is too large once decompressed", limit, most)
+    return body
+
+
+class EventStream:
+    """Server-sent events of one response, which begins with the first: before it, a status can still be sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def event(self, data: bytes) -> None:
+        """Send one event. Waits while the client does not read; raises ClientLeft after UNREAD_S."""
+        await self._write(b"data: %b\n\n" % data, more=True)
+
+    async def end(self) -> None:
+        """End the response."""
+        await self._write(b"", more=False)
+
+    async def _write(self, data: bytes, more: bool) -> None:
+        if not self.started:
+            self.started = True
+            headers = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError as error:
+            raise ClientLeft from error
+
+
+async def while_there(receive: Receive, answering: Any) -> Any:
+    """The answer; a client that leaves takes its request out of the queue or off its slice.
+
+    Raises:
+        ClientDisconnected: it left.
+    """
+    task = asyncio.ensure_future(answering)
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnected
+        return task.result()
+    except ClientLeft as left:
+        raise ClientDisconnected from left
+    finally:
+        leaving.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name; lines of one name are one list (RFC 9110 5.3), so that none of them hides another."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1"), value.decode("latin-1")
+        found[key] = f"{found[key]}, {text}" if key in found else text
+    return found
+
+
+def too_large(what: str, setting: str, most: float) -> HttpError:
+    """HttpError 413 that names a limit."""
+    return HttpError(413, f"{what}. Remedy: send at most {setting} = {most:.0f} bytes")
+
+
+def error_body(text: str) -> bytes:
+    """Error as Triton writes it."""
+    return codec.dumps({"error": text})
+
+
+def refusal(refused: StatusError) -> HttpReply:
+    """A status as HTTP has it. Access control's time to wait becomes Retry-After, in whole seconds, rounded up."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    for name, value in refused.trailers or ():
+        if name == "grpc-retry-pushback-ms":
+            headers += ((b"retry-after", str(-(-int(value) // 1000)).encode()),)
+    if refused.code is grpc.StatusCode.UNAUTHENTICATED:
+        headers += ((b"www-authenticate", b"Bearer"),)
+    return HttpReply(STATUS.get(refused.code, 400), error_body(refused.details), headers)
