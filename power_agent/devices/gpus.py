@@ -296,6 +296,10 @@ class Gpus:
         """Power limit in force: the lowest of what was set and what the board enforces."""
         return self._milli(device, "read the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
 
+    def power_limit_set_w(self, device: str) -> float | None:
+        """Power limit that somebody has set, or the default: what the board enforces for now may be lower."""
+        return self._milli(device, "read the set power limit", pynvml.nvmlDeviceGetPowerManagementLimit)
+
     def power_limits(self, device: str) -> PowerLimits | None:
         """Power limits that may be set, and the default; None where the limit cannot be changed."""
 
@@ -305,6 +309,11 @@ class Gpus:
             return PowerLimits(least * 1e-3, default * 1e-3, most * 1e-3)
 
         return self._optional(device, "read the range of power limits", read, None)
+
+    def set_power_limit_w(self, device: str, limit_w: float) -> None:
+        """Set the power limit; it outlives this process and is lost when the driver unloads: hold a journal entry."""
+        with translate_nvml_errors(device, f"set the power limit to {limit_w:g} W"):
+            pynvml.nvmlDeviceSetPowerManagementLimit(self._handle(device), round(limit_w * 1e3))
 
     def temperature_c(self, device: str) -> float | None:
         """Temperature of the GPU die."""

@@ -15,7 +15,13 @@ from power_agent.watch.capabilities import Capabilities, probe_devices
 NVIDIA: Final = "0x10de"
 DISPLAY: Final = "0x03"  # PCI class of display and 3D controllers
 DRIVER_LEAST: Final = 525  # Hopper's; explicit MIG placements came with R470
-CAPABILITIES: Final = {"MIG": "mig", "persistence": "persistence", "clocks": "clock_lock", "energy": "energy_counter"}
+CAPABILITIES: Final = {
+    "MIG": "mig",
+    "persistence": "persistence",
+    "clocks": "clock_lock",
+    "limit": "power_limit",
+    "energy": "energy_counter",
+}
 
 
 def check_gpus(
@@ -91,6 +97,7 @@ def _gpu(inventory: Inventory, device: ObservedDevice, capabilities: Capabilitie
         "MIG": lambda: f"on, {len(inventory.gpu_instances(name))} instances",
         "energy": lambda: "counted by the driver",
         "clocks": lambda: _clocks(inventory, name),
+        "limit": lambda: _limit(inventory, name),
     }
     found = []
     for subject, capability in CAPABILITIES.items():
@@ -108,6 +115,12 @@ def _clocks(inventory: Inventory, name: str) -> str:
     supported, reasons = inventory.clocks_supported_mhz(name), inventory.clock_event_reasons(name)
     held = f", {', '.join(reasons)}" if reasons else ""
     return f"{inventory.clock_mhz(name)} MHz of {supported[0]}-{supported[-1]}{held}"
+
+
+def _limit(inventory: Inventory, name: str) -> str:
+    limits = inventory.power_limits(name)
+    span = f" of {limits.min_w:g}-{limits.max_w:g} W" if limits is not None else ""
+    return f"{inventory.power_limit_w(name) or 0.0:g} W{span}"
 
 
 def _short(device: str) -> str:

@@ -7,8 +7,9 @@ journal says which of it is ours, of which generation, what it ought to serve, a
 What has to reach the disk before the act, and why:
 - plan, cordon, release, lease epoch, generation: fsync. They must survive the loss of power; a generation, because
   joules are booked by it and a number must never come twice.
-- override, before a clock is locked: written, not synced. It must survive SIGKILL; the setting itself
-  does not survive what loses written pages, nor do the GPU instances and processes of slice, begin, end and forget.
+- override, before a clock is locked or a power limit set: written, not synced. It must survive SIGKILL; the setting
+  itself does not survive what loses written pages, nor do the GPU instances and processes of slice, begin, end and
+  forget.
 
 What a successor makes of what it finds:
 - unfinished create_gi, create_ci: an instance that is there, ours by its `slice` entry, is adopted, with or without
@@ -301,7 +302,7 @@ class Journal:
         self.state.unfinished[step.slice, step.verb] = step
 
     def begin_override(self, override: Override) -> None:
-        """Begin an override: written before a clock is locked.
+        """Begin an override: written before a clock is locked or a power limit set.
 
         Raises:
             JournalError: it could not be written: the setting must not be changed.

@@ -51,8 +51,8 @@ class Cordon:
 class Override:
     """Override: a device setting that was changed, or was about to be, and must be put back.
 
-    `setting` "clock": the locked range [MHz]. Earlier versions also wrote "power_limit": the one that was in force
-    before, and the one that was set [W]. `load` is the boot and driver load that it was written under.
+    `setting` "clock": the locked range [MHz]. "power_limit": the one that was in force before, and the one that is set
+    [W]. `load` is the boot and driver load that it was written under.
     """
 
     device: str

@@ -5,8 +5,9 @@
     found.missing            # {"clock_lock gpu2": "why. Remedy: ...", "gpm": "..."}: without " gpuN" no device has it
     found.devices["node0/gpu2"]["clock_lock"]   # reason why not; "": it can
 
-The agent runs with whatever is there: without `clock_lock` clocks stay as they are and a plan that wants others is
-refused with the reason; without `mig` whole GPUs are served, or nothing; without `energy_counter` power is integrated.
+The agent runs with whatever is there: without `clock_lock` clocks, without `power_limit` limits stay as they are, and a
+plan that wants others is refused with the reason; without `mig` whole GPUs are served, or nothing; without
+`energy_counter` power is integrated.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,7 @@ def probe_devices(
         "mig": lambda device: _mig(inventory, device, no_mig_device),
         "energy_counter": lambda device: _energy_counter(inventory, device),
         "clock_lock": lambda device: _clock_lock(inventory, device, not_root),
+        "power_limit": lambda device: _power_limit(inventory, device, not_root),
         "gpm": lambda device: _gpm(inventory, device),
         "events": lambda device: _events(inventory, device),
         "persistence": lambda device: persistence_reason(inventory, device),
@@ -149,6 +151,15 @@ def _clock_lock(inventory: Inventory, device: ObservedDevice, not_root: str) -> 
         return VGPU
     if not inventory.clocks_supported_mhz(device.device):
         return f"{device.type} lists no clocks to choose from. Remedy: none, its clock stays as it is"
+    return not_root
+
+
+def _power_limit(inventory: Inventory, device: ObservedDevice, not_root: str) -> str:
+    limits = inventory.power_limits(device.device)
+    if limits is None or limits.min_w >= limits.max_w:
+        return f"the limit of {device.type} cannot be changed. Remedy: none, it stays as it is"
+    if inventory.virtualization(device.device) == "vgpu":
+        return VGPU
     return not_root
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from power_agent.devices.errors import DeviceUnsupported, NoRoom, SliceMissing
+from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.doctor.hardware_report import hardware_report
@@ -184,7 +184,13 @@ def test_a_whole_gpu_has_clocks_and_limits_and_no_instances(simulated):
     simulated.lock_clock(TURING, clocks[0], clocks[3])
     assert simulated.clock_mhz(TURING) <= clocks[3]
     simulated.reset_clock(TURING)
-    assert simulated.power_limit_w(TURING) == simulated.power_limits(TURING).default_w
+    limits = simulated.power_limits(TURING)
+    simulated.set_power_limit_w(TURING, limits.min_w)
+    assert simulated.power_limit_w(TURING) == simulated.power_limit_set_w(TURING) == limits.min_w
+    with pytest.raises(DeviceError, match="could not set the power limit to 1 W"):
+        simulated.set_power_limit_w(TURING, 1.0)
+    simulated.set_power_limit_w(TURING, limits.default_w)
+    assert simulated.power_limit_set_w(TURING) == limits.default_w
     assert simulated.gpu_instances(TURING) == ()
     with pytest.raises(DeviceUnsupported):
         create_slice(simulated, TURING, "1g.5gb", 0)

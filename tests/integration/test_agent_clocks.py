@@ -1,4 +1,4 @@
-"""Clocks on a simulated node: what the driver has after leases, faults, other hands and kills."""
+"""Clocks and power limits on a simulated node: what the driver has after leases, faults, other hands and kills."""
 
 import asyncio
 import signal
@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from protos.power_agent.v1 import power_agent_pb2
+from tests.support.clock_bench import HANDS, Hand
 from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
 from tests.support.triton_process import hosted
 from trefoil.core.common import Revision
@@ -26,6 +27,7 @@ from trefoil.runtime.state import State
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 GPU = f"{NODE}/gpu0"
+NO_PERMISSION = 4
 RATE = 10.0  # of the agent's clock: a lease of 10 s ends after one
 DEVICES = ("A100-SXM4-40GB", "Tesla P4")
 
@@ -39,8 +41,17 @@ def cluster(stage: Stage, request: pytest.FixtureRequest) -> Iterator[FastCluste
         one.close()
 
 
+@pytest.fixture(params=HANDS, ids=lambda hand: hand.lever)
+def hand(request: pytest.FixtureRequest) -> Hand:
+    found: Hand = request.param
+    return found
+
+
 def lease(cluster: FastCluster, max_mhz: int, ttl_s: float, holder: str = "test", epoch: int = 1, gpu: int = 0) -> Any:
-    asked = ClockLease(f"{NODE}/gpu{gpu}", 0, max_mhz, holder, epoch)
+    return ask(cluster, ClockLease(f"{NODE}/gpu{gpu}", 0, max_mhz, holder, epoch), ttl_s)
+
+
+def ask(cluster: FastCluster, asked: ClockLease, ttl_s: float) -> Any:
     request = power_agent_pb2.SetClocksRequest(lease=codec.to_proto(asked), ttl_s=ttl_s)
     return codec.from_proto(cluster.stub.SetClocks(request, timeout=20, wait_for_ready=True).lease)
 
@@ -63,6 +74,19 @@ def awake(cluster: FastCluster) -> None:
 def locked(cluster: FastCluster) -> list[int] | None:
     found: list[int] | None = cluster.inspect()["gpus"][0]["locked"]
     return found
+
+
+def in_force(cluster: FastCluster, hand: Hand) -> float | None:
+    """What the driver has; None: what it had at first."""
+    gpu = cluster.inspect()["gpus"][0]
+    if hand.is_clock:
+        return gpu["locked"][1] if gpu["locked"] else None
+    limit_w, default_w = gpu["limit_w"]
+    return limit_w if limit_w != default_w else None
+
+
+def wish(hand: Hand, number: int, value: int) -> NodePlan:
+    return clocks(number, 0, value) if hand.is_clock else clocks(number, limit_w=float(value))
 
 
 def admin(cluster: FastCluster, verb: str, **args: Any) -> None:
@@ -112,7 +136,7 @@ def test_what_a_gpu_cannot_do_is_refused_before_anything_is_touched(cluster):
     for plan, said in (
         (clocks(1, 0, 600, gpu=1), "a Tesla P4 cannot lock clocks. Remedy: plan 0 and 0"),
         (clocks(1, 0, 601), "clock_mhz = 601: not a supported clock"),
-        (clocks(1, limit_w=50.0), "power_limit_w = 50.0: the agent sets no power limits. Remedy: plan 0"),
+        (clocks(1, limit_w=50.0), "power_limit_w = 50.0: not a power limit of a A100-SXM4-40GB. Remedy: 100 to 400 W"),
     ):
         code, text = refused(cluster.apply, plan)
         assert code == grpc.StatusCode.INVALID_ARGUMENT
@@ -122,20 +146,21 @@ def test_what_a_gpu_cannot_do_is_refused_before_anything_is_touched(cluster):
 
 
 def test_a_plan_is_applied_when_its_clocks_are_in_force(cluster):
-    wanted = clocks(1, 0, 900)
+    wanted = clocks(1, 0, 900, limit_w=300.0)
     preview = cluster.stub.PreviewPlan(power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(wanted)), timeout=20)
     steps = [(step.verb, step.slice.device, step.why) for step in preview.steps]
-    assert steps == [("lock_clock", GPU, "210-900 MHz")]
+    assert steps == [("lock_clock", GPU, "210-900 MHz"), ("limit_power", GPU, "300 W")]
     assert locked(cluster) is None
-    assert [step.verb for step in cluster.apply(wanted).steps] == ["lock_clock"]
+    assert [step.verb for step in cluster.apply(wanted).steps] == ["lock_clock", "limit_power"]
     cluster.settle(wanted)
     assert locked(cluster) == [210, 900]
-    assert device(cluster).power_limit_w == 400.0
+    assert device(cluster).power_limit_w == 300.0
     assert device(cluster).clock_mhz <= 900
     none = clocks(2)
     cluster.apply(none)
     cluster.settle(none)
     assert locked(cluster) is None
+    cluster.until(lambda: device(cluster).power_limit_w == 400.0, "the board's own limit")
 
 
 # At its end the agent has 2.5 s for two changes a second apart: by a clock that runs ten times as fast, a machine that
@@ -145,41 +170,62 @@ def test_a_plan_is_applied_when_its_clocks_are_in_force(cluster):
     [(1.0, signal.SIGTERM), pytest.param(RATE, signal.SIGKILL, marks=pytest.mark.gate)],
     indirect=["cluster"],
 )
-def test_the_end_of_the_agent_is_the_end_of_its_clocks(cluster, number):
-    wanted = clocks(1, 0, 900)
+def test_the_end_of_the_agent_is_the_end_of_its_clocks_and_limits(cluster, number):
+    clock, limit = HANDS
+    admin(cluster, "set_power_limit", watts=380.0)  # an operator's
+    wanted = clocks(1, 0, 900, limit_w=250.0)
     cluster.apply(wanted)
     cluster.settle(wanted)
-    lease(cluster, 600, 500.0)
-    cluster.until(lambda: locked(cluster) == [210, 600], "the lease")
+    ask(cluster, replace(clock.lease(600), power_limit_w=150.0), 500.0)
+    cluster.until(lambda: locked(cluster) == [210, 600] and in_force(cluster, limit) == 150.0, "the lease")
     if number == signal.SIGTERM:
         time.sleep(1.0)  # the pause after a change is over
         assert cluster.end_agent() == 0
-        assert locked(cluster) is None
+        assert (locked(cluster), in_force(cluster, limit)) == (None, 380.0)
         assert cluster.journal_state().overrides == {}
     else:
         cluster.kill_agent()
-        assert locked(cluster) == [210, 600]  # as on hardware
+        assert (locked(cluster), in_force(cluster, limit)) == ([210, 600], 150.0)  # as on hardware
     cluster.start_agent()
     cluster.settle(wanted)
-    assert locked(cluster) == [210, 900]  # the plan's; the lease is gone
+    assert (locked(cluster), in_force(cluster, limit)) == ([210, 900], 250.0)  # the plan's; the lease is gone
     assert device(cluster).clock_lease is None
 
 
 @pytest.mark.parametrize("where", [BEFORE, AFTER])
-def test_an_agent_that_dies_beside_its_journal_entry_leaves_no_lock(cluster, where):
+def test_an_agent_that_dies_beside_its_journal_entry_leaves_nothing_set(cluster, hand, where):
     awake(cluster)
     cluster.until(lambda: cluster.status().epoch > 0, "its own lease: that is an entry too")
     for write, ttl_s in ((1, 500.0), (2, 20.0)):  # the entry before the lock; the entry after the reset
         cluster.arm(write, where)
-        lease(cluster, 600, ttl_s)  # longer than a machine stands still: a lease that ends before its lock has no entry
+        ask(
+            cluster, hand.lease(hand.values[0], "test"), ttl_s
+        )  # longer than a machine stands still: a lease that ends before its lock has no entry
         cluster.until(lambda: cluster.died, "its death")
         assert cluster.reap_agent() == -signal.SIGKILL
-        assert locked(cluster) is None
+        assert in_force(cluster, hand) is None
         assert bool(cluster.journal_state().overrides) == ((write, where) in ((1, AFTER), (2, BEFORE)))
         cluster.arm(0, 0)
         cluster.start_agent()
         cluster.until(lambda: cluster.journal_state().overrides == {}, "a clean journal")
-        assert locked(cluster) is None
+        assert in_force(cluster, hand) is None
+
+
+def test_a_board_that_takes_no_limit_after_all_says_so_and_the_rest_of_its_plan_is_carried_out(cluster):
+    awake(cluster)
+    fault = {"symbol": "nvmlDeviceSetPowerManagementLimit", "times": 1000, "code": NO_PERMISSION}
+    cluster.client.call("admin", verb="fault", args=fault)
+    wanted = clocks(2, 0, 900, limit_w=250.0)
+    cluster.apply(wanted)
+    cluster.settle(wanted)
+    assert locked(cluster) == [210, 900]
+    (why,) = (each for each in cluster.status().missing if each.startswith("power_limit gpu0: "))
+    assert "could not set the power limit to 250 W: Insufficient Permissions" in why
+    assert "Remedy: run the power agent as root or with CAP_SYS_ADMIN" in why
+    code, text = refused(cluster.apply, clocks(3, limit_w=200.0))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "device node0/gpu0.power_limit_w = 200.0: power limit cannot be set here" in text
+    assert set(cluster.journal_state().overrides) == {(GPU, "clock")}
 
 
 def test_an_unknown_error_is_reported_and_overcome(cluster):
@@ -217,26 +263,26 @@ def test_a_power_cap_and_a_foreign_hand_are_seen_and_not_fought(cluster):
 
 
 @pytest.mark.parametrize("persistence", [True, False])
-def test_a_driver_that_was_loaded_again_has_what_the_plan_asks_and_nothing_of_a_dead_agent(cluster, persistence):
+def test_a_driver_that_was_loaded_again_has_what_the_plan_asks_and_nothing_of_a_dead_agent(cluster, hand, persistence):
     admin(cluster, "set_persistence", enabled=persistence)
-    wanted = clocks(1, 0, 900)
+    wanted = wish(hand, 1, hand.values[1])
     cluster.apply(wanted)
     cluster.settle(wanted)
     was = cluster.status().driver_load_id
     cluster.client.call("admin", verb="reload_driver", args={})
     cluster.until(lambda: cluster.status().driver_load_id != was, "the reload to be noticed")
-    cluster.until(lambda: locked(cluster) == [210, 900], "the plan's clocks")
+    cluster.until(lambda: in_force(cluster, hand) == hand.values[1], "what the plan asks")
     none = clocks(2)
     cluster.apply(none)
     cluster.settle(none)
-    lease(cluster, 600, 500.0)
-    cluster.until(lambda: locked(cluster) == [210, 600], "the lease")
+    ask(cluster, hand.lease(hand.values[0], "test"), 500.0)
+    cluster.until(lambda: in_force(cluster, hand) == hand.values[0], "the lease")
     cluster.kill_agent()
     cluster.client.call("admin", verb="reload_driver", args={})
-    assert (locked(cluster) is not None) == persistence
+    assert (in_force(cluster, hand) is not None) == persistence
     cluster.start_agent()
     cluster.until(lambda: cluster.journal_state().overrides == {}, "a clean journal")
-    assert locked(cluster) is None
+    assert in_force(cluster, hand) is None
 
 
 def test_nothing_is_called_on_a_lost_gpu_until_it_is_back(cluster):

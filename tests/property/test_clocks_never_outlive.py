@@ -6,20 +6,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from power_agent.devices.errors import DeviceError
-from tests.support.clock_bench import GPU, Bench, clock_plan
+from tests.support.clock_bench import GPU, HANDS, Bench, Hand
 from trefoil.core.errors import Fenced
-from trefoil.core.fleet import ClockLease, DeviceState
+from trefoil.core.fleet import DeviceState
 
-MHZ = st.sampled_from((0, 210, 600, 900, 1200, 1410))
+NUMBER = st.integers(0, 4)  # of a value of the lever; 0: the default, 4: what the board does anyway
 EVENT = st.one_of(
     st.tuples(st.just("pass"), st.floats(0.05, 3.0)),
-    st.tuples(st.just("lease"), MHZ.filter(bool), st.floats(0.5, 8.0), st.integers(0, 3), st.sampled_from("ab")),
+    st.tuples(st.just("lease"), NUMBER.filter(bool), st.floats(0.5, 8.0), st.integers(0, 3), st.sampled_from("ab")),
     st.tuples(st.just("release"), st.integers(0, 3), st.sampled_from("ab")),
-    st.tuples(st.just("plan"), MHZ),
+    st.tuples(st.just("plan"), NUMBER),
     st.tuples(st.just("state"), st.sampled_from((DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.WAKING))),
     st.tuples(st.just("refuse"), st.integers(1, 4)),
     st.tuples(st.just("crash"), st.sampled_from(("before", "after"))),
@@ -33,9 +34,13 @@ EVENT = st.one_of(
 class History:
     """What happens, one event after another; an agent is always there."""
 
-    def __init__(self, folder: Path) -> None:
-        self.bench = Bench(folder)
-        self.plan = None
+    def __init__(self, folder: Path, hand: Hand) -> None:
+        self.bench, self.hand = Bench(folder), hand
+        if not hand.is_clock:
+            self.bench.gpus.limit_w = self.bench.gpus.found_w = 380.0  # an operator's
+        most = 1410 if hand.is_clock else 380
+        self.values = (0, *hand.values, most)
+        self.number, self.plan = 0, None
         self.state = DeviceState.AWAKE
 
     async def restart(self) -> None:
@@ -47,9 +52,9 @@ class History:
         if kind == "pass":
             await bench.pass_s(*what)
         elif kind == "lease":
-            max_mhz, ttl_s, epoch, holder = what
+            number, ttl_s, epoch, holder = what
             try:
-                bench.keeper.set_clocks(ClockLease(GPU, 0, max_mhz, holder, epoch), ttl_s)
+                bench.keeper.set_clocks(self.hand.lease(self.values[number], holder, epoch), ttl_s)
             except Fenced:
                 pass
         elif kind == "release":
@@ -58,7 +63,8 @@ class History:
             except Fenced:
                 pass
         elif kind == "plan":
-            self.plan = clock_plan(0, *what)
+            (self.number,) = what
+            self.plan = self.hand.plan(self.values[self.number])
             bench.take(self.plan, self.state)
         elif kind == "state":
             (self.state,) = what
@@ -72,10 +78,10 @@ class History:
             bench.take(self.plan, DeviceState.LOST)
             await bench.pass_s(1.0)
             bench.gpus.lost = False
-            bench.gpus.locked = None  # it came back by a reset
+            bench.gpus.reload()  # it came back by a reset
             bench.take(self.plan, self.state)
         elif kind == "reload":
-            bench.gpus.locked = None
+            bench.gpus.reload()
             bench.driver_load_id += "'"
             bench.node.driver_load_id = bench.driver_load_id
             bench.node.changed()
@@ -87,36 +93,35 @@ class History:
             await bench.kill()
             await self.restart()
 
-    def wanted(self) -> tuple[int, int] | None:
+    def wanted(self) -> int | None:
         """What the plan alone asks for."""
-        planned = self.plan.devices[0] if self.plan is not None else None
-        mhz = planned.clock_max_mhz if planned and self.state != DeviceState.ASLEEP else 0
-        return (210, mhz) if mhz not in (0, 1410) else None
+        return self.values[self.number] if 0 < self.number < 4 and self.state != DeviceState.ASLEEP else None
 
 
-async def live(events, folder: Path) -> None:
-    history = History(folder)
+async def live(events, folder: Path, hand: Hand) -> None:
+    history = History(folder, hand)
     bench = history.bench
     await bench.start()
     for event in events:
         await history.happen(*event)
     bench.gpus.refusals, bench.crash = [], ""
     await bench.pass_s(70.0)  # longer than any lease, and than the slow retry of what was refused before
-    assert bench.gpus.locked == history.wanted(), bench.gpus.calls
+    assert hand.in_force(bench.gpus) == history.wanted(), bench.gpus.calls
     assert bench.keeper.settled()
     history.plan = None
     await bench.end()
-    assert bench.gpus.locked is None
+    assert hand.in_force(bench.gpus) is None
     assert bench.node.journal.state.overrides == {}
     gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(bench.gpus.calls)]
     assert min(gaps, default=1.0) >= 1.0 - 1e-9, bench.gpus.calls
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(EVENT, max_size=14))
-def test_nothing_outlives_its_reason_and_nothing_changes_twice_a_second(events):
+@pytest.mark.parametrize("hand", HANDS, ids=lambda hand: hand.lever)
+@settings(max_examples=75, deadline=None)
+@given(events=st.lists(EVENT, max_size=14))
+def test_nothing_outlives_its_reason_and_nothing_changes_twice_a_second(hand, events):
     folder = Path(tempfile.mkdtemp(prefix="trefoil-clocks-"))
     try:
-        asyncio.run(live(events, folder))
+        asyncio.run(live(events, folder, hand))
     finally:
         shutil.rmtree(folder)

@@ -34,7 +34,7 @@ LAYOUTS = (
 )
 EVENTS = (
     "none", "none", "none", "lost", "silent", "stale", "restart", "restart_reload", "reset", "reload", "recreate",
-    "kill", "kill_unseen", "wobble", "foreign", "hidden", "warm_up", "clock", "reloaded",
+    "kill", "kill_unseen", "wobble", "foreign", "hidden", "warm_up", "clock", "limit", "reloaded",
 )  # fmt: skip
 # What no meter can see is allowed for, in joules of the driver's books: a batch that ended in another interval, the
 # work of a Triton that did not answer or died unseen, and what a foreign client draws between its two bounds.
@@ -155,6 +155,9 @@ class History:
         elif event == "clock" and device.kind.clocks_mhz:
             clocks = device.kind.clocks_mhz
             device.clock_mhz = clocks[self.next() % len(clocks)]
+        elif event == "limit" and device.kind.power_limit_min_w:
+            low_w, high_w = device.kind.power_limit_min_w, device.kind.power_limit_max_w
+            device.limit_w = low_w + (high_w - low_w) * self.ratio()
 
     def end(self, event: str, part: Loaded | None) -> None:
         device = self.device

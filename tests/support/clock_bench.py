@@ -1,27 +1,33 @@
-"""A clock keeper with its journal and node, on a driver of a few lines and a clock that only tests move."""
+"""A clock keeper with its journal and node, on a driver of a few lines and a clock that only tests move.
+
+`HANDS` are the levers of a device as tests that hold for each of them speak of it.
+"""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from power_agent.clocks.clock_keeper import ClockKeeper
+from power_agent.clocks.core.clock_control import Lever
 from power_agent.clocks.latency_reader import LatencyReader
 from power_agent.devices.errors import DeviceError, DeviceLost
+from power_agent.devices.gpus import PowerLimits
 from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.node_state import Device, Node
 from tests.support.plans import CATALOG
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB
-from trefoil.core.fleet import DeviceState, DeviceType
+from trefoil.core.fleet import ClockLease, DeviceState, DeviceType
 from trefoil.core.plan import NodePlan, PlannedDevice
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 GPU = "node0/gpu0"
-SETTERS = ("lock_clock", "reset_clock")
+SETTERS = ("lock_clock", "reset_clock", "set_power_limit_w")
 
 
 class FakeGpus:
@@ -31,7 +37,7 @@ class FakeGpus:
         self.clock = clock
         self.kind = kind
         self.locked: tuple[int, int] | None = None
-        self.limit_w = kind.power_limit_max_w
+        self.limit_w = self.found_w = kind.power_limit_max_w  # in force; as the agents found it
         self.calls: list[tuple[float, str]] = []
         self.refusals: list[DeviceError] = []  # of the next setters
         self.reading = kind.clocks_mhz[-1] if kind.clocks_mhz else 0
@@ -50,7 +56,7 @@ class FakeGpus:
             raise DeviceLost("lost", code=15)
 
     def lock_clock(self, device: str, min_mhz: int, max_mhz: int) -> None:
-        self._set("lock")
+        self._set("set")
         self.locked = (min_mhz, max_mhz)
 
     def reset_clock(self, device: str) -> None:
@@ -72,6 +78,22 @@ class FakeGpus:
 
     def power_limit_w(self, device: str) -> float | None:
         return self.limit_w
+
+    def power_limit_set_w(self, device: str) -> float | None:
+        self._alive()
+        return self.limit_w
+
+    def power_limits(self, device: str) -> PowerLimits | None:
+        low, high = self.kind.power_limit_min_w, self.kind.power_limit_max_w
+        return PowerLimits(low, high, high)
+
+    def set_power_limit_w(self, device: str, limit_w: float) -> None:
+        self._set("reset" if limit_w == self.found_w else "set")
+        self.limit_w = limit_w
+
+    def reload(self) -> None:
+        """The driver is loaded again, and has forgotten what was set."""
+        self.locked, self.limit_w = None, self.found_w
 
 
 class Bench:
@@ -152,3 +174,41 @@ def clock_plan(min_mhz: int = 0, max_mhz: int = 0, limit_w: float = 0.0, number:
     """A plan of one device that hosts nothing and asks for clocks."""
     device = PlannedDevice(GPU, DeviceState.AWAKE, clock_min_mhz=min_mhz, clock_max_mhz=max_mhz, power_limit_w=limit_w)
     return NodePlan(Revision(epoch, number), "node0", (device,))
+
+
+@dataclass(frozen=True)
+class Hand:
+    """One lever of the GPU with three values: low, middle, high."""
+
+    lever: Lever
+    values: tuple[int, int, int]
+
+    def plan(self, value: int, number: int = 1) -> NodePlan:
+        """A plan that wants a value; 0: the default."""
+        return clock_plan(0, value, number=number) if self.is_clock else clock_plan(limit_w=value, number=number)
+
+    def lease(self, value: int, holder: str = "governor", epoch: int = 1) -> ClockLease:
+        """A request for a lease of a value."""
+        if self.is_clock:
+            return ClockLease(GPU, 0, value, holder, epoch)
+        return ClockLease(GPU, 0, 0, holder, epoch, power_limit_w=value)
+
+    def said(self, value: int) -> str:
+        """The value as reports have it."""
+        return f"210-{value} MHz" if self.is_clock else f"{value} W"
+
+    @property
+    def is_clock(self) -> bool:
+        return self.lever is Lever.CLOCK
+
+    def in_force(self, gpus: FakeGpus) -> float | None:
+        """What the driver has; None: as the agents found it."""
+        if self.is_clock:
+            return gpus.locked[1] if gpus.locked else None
+        return gpus.limit_w if gpus.limit_w != gpus.found_w else None
+
+
+HANDS = (
+    Hand(Lever.CLOCK, (600, 900, 1200)),
+    Hand(Lever.POWER_LIMIT, (150, 250, 300)),
+)

@@ -93,7 +93,7 @@ class MeteredDevice:
         self.now_s = 100.0
         self.slices: list[Loaded] = []
         self.gone: list[SliceReading] = []
-        self.foreign_w = 0.0
+        self.foreign_w, self.limit_w = 0.0, kind.max_w
         self.load_id = self.agent = 1
         self.zero_j = 0.0  # where the counter began
         self.dip_j = 0.0
@@ -160,7 +160,7 @@ class MeteredDevice:
             drawn = self.energy.step(
                 tick_s,
                 clock_mhz=self.clock_mhz,
-                limit_w=self.kind.max_w,
+                limit_w=self.limit_w,
                 occupied=bool(self.slices),
                 serving=serving,
                 draws=draws,

@@ -197,7 +197,7 @@ def family_of(model: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClockLease:
-    """Lease of a clock range for a bounded time; the hardware has no getter for it."""
+    """Lease of a clock range, a power limit or both for a bounded time; 0: left to the plan."""
 
     device: str = ""
     min_mhz: int = 0
@@ -205,6 +205,7 @@ class ClockLease:
     holder: str = ""
     epoch: int = 0
     expires_at_s: float = 0.0
+    power_limit_w: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,9 +165,10 @@ def _check_device(device: PlannedDevice, kind: DeviceType, observed: DeviceState
         raise _wrong("slices on a LOST device", here, observed.name, "plan on the other devices")
     if kind.unknown:
         raise _wrong("a device of unknown type", here, kind.name, "leave it out of the plan")
-    if device.power_limit_w:
-        remedy = "plan 0; clock_max_mhz lowers what the device draws"
-        raise _wrong("no agent sets power limits", f"{here}.power_limit_w", device.power_limit_w, remedy)
+    low_w, high_w = kind.power_limit_min_w, kind.power_limit_max_w
+    if device.power_limit_w and not 0 < low_w <= device.power_limit_w <= high_w:
+        remedy = f"{low_w:g} to {high_w:g} W, or 0 for the board's own" if low_w < high_w else "plan 0: it takes none"
+        raise _wrong(f"not a power limit of a {kind.name}", f"{here}.power_limit_w", device.power_limit_w, remedy)
     clocks = (device.clock_min_mhz, device.clock_max_mhz)
     if any(clocks) and not kind.clock_lockable:
         raise _wrong(f"a {kind.name} cannot lock clocks", f"{here}.clock_mhz", clocks, "plan 0 and 0")

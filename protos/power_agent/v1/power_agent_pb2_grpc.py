@@ -133,14 +133,15 @@ class PowerAgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetClocks(self, request, context):
-        """Holds a device's clock range until `ttl_s` has passed; to be repeated before. Never outlives the agent.
+        """Holds a device's clock range, power limit or both until `ttl_s` has passed; to be repeated before. Never outlives the
+        agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseClocks(self, request, context):
-        """Ends a lease early: the device returns to its plan's range, or to its default.
+        """Ends a lease early: the device returns to its plan's clocks and limit, or to its default.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

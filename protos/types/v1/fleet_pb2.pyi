@@ -76,20 +76,22 @@ class Hosted(_message.Message):
     def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., instances: _Optional[int] = ..., max_batch: _Optional[int] = ...) -> None: ...
 
 class ClockLease(_message.Message):
-    __slots__ = ("device", "min_mhz", "max_mhz", "holder", "epoch", "expires_at")
+    __slots__ = ("device", "min_mhz", "max_mhz", "holder", "epoch", "expires_at", "power_limit_w")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MIN_MHZ_FIELD_NUMBER: _ClassVar[int]
     MAX_MHZ_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_W_FIELD_NUMBER: _ClassVar[int]
     device: str
     min_mhz: int
     max_mhz: int
     holder: str
     epoch: int
     expires_at: _timestamp_pb2.Timestamp
-    def __init__(self, device: _Optional[str] = ..., min_mhz: _Optional[int] = ..., max_mhz: _Optional[int] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    power_limit_w: float
+    def __init__(self, device: _Optional[str] = ..., min_mhz: _Optional[int] = ..., max_mhz: _Optional[int] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., power_limit_w: _Optional[float] = ...) -> None: ...
 
 class SliceStatus(_message.Message):
     __slots__ = ("key", "generation", "mig_uuid", "state", "why", "hosted", "grpc_target", "metrics_url", "revision", "since", "credits")

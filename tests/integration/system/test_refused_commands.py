@@ -80,6 +80,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "node0/gpu0 --max 900 --min 1200",
         "node0/gpu0 --max 900 --ttl 1000000",
         "node0/gpu0 --max 0",
+        "node0/gpu0 --limit 7",
     ),
     "node unlock": ("node0/gpu9",),
     "node adopt": ("node0-gpu9-1g.5gb-0",),  # there is no such Triton or instance

@@ -97,7 +97,7 @@ def ask(agent, monkeypatch):
 
 def test_show_tells_what_a_person_needs_and_json_tells_all(ask, agent):
     said = ask("show").stdout
-    for part in ("SIMULATED", "epoch 4", "can: mig", "210-705 by me", "foreign instance 1g.5gb@6", "READY"):
+    for part in ("SIMULATED", "epoch 4", "can: mig", "210-705 MHz by me", "foreign instance 1g.5gb@6", "READY"):
         assert part in said
     found = json.loads(ask("show", "--json").stdout)["node"]
     assert codec.from_plain(NodeStatus, found, "node") == agent.node()
@@ -161,8 +161,13 @@ def test_a_drain_that_does_not_end_in_time_names_what_is_left(ask, agent):
 
 def test_clocks_and_unlock_carry_holder_and_epoch(ask, agent):
     assert "600 MHz for 30 s" in ask("clocks", "node0/gpu0", "--max", "600", "--ttl", "30").stdout
+    limited = ask("clocks", "node0/gpu0", "--limit", "250.5", "--max", "600", "--ttl", "30").stdout
+    assert "0-600 MHz, 250.5 W for 30 s" in limited
+    assert ": 250 W for 60 s" in ask("clocks", "node0/gpu0", "--limit", "250").stdout
     assert ask("unlock", "node0/gpu0").exit_code == 0
-    held, released = agent.asked
+    held, both, limit, released = agent.asked
+    assert (both.lease.max_mhz, both.lease.power_limit_w) == (600, 250.5)
+    assert (limit.lease.max_mhz, limit.lease.power_limit_w) == (0, 250.0)
     assert (held.lease.max_mhz, held.lease.epoch, held.lease.holder, held.ttl_s) == (600, 4, "operator", 30.0)
     assert (released.device, released.holder, released.epoch) == ("node0/gpu0", "operator", 4)
 

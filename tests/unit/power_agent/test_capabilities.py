@@ -16,7 +16,7 @@ from power_agent.watch.capabilities import (
 from tests.support.simulated_driver import A100_40GB, H100_80GB, P4, T4, V100_32GB, make_driver, pynvml_on
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
-ALL = ("clock_lock", "energy_counter", "events", "gpm", "mig", "persistence", "root")
+ALL = ("clock_lock", "energy_counter", "events", "gpm", "mig", "persistence", "power_limit", "root")
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def test_each_type_lacks_what_its_generation_lacks():
         "gpu2": ["gpm", "mig"],
         "gpu3": ["clock_lock", "energy_counter", "gpm", "mig"],
     }
-    assert found.have == ("clock_lock", "energy_counter", "events", "mig", "persistence", "root")
+    assert found.have == ("clock_lock", "energy_counter", "events", "mig", "persistence", "power_limit", "root")
     assert found.missing["mig gpu2"] == "Tesla T4 is not MIG capable. Remedy: none needed, it is one slice"
     assert "power is integrated" in found.missing["energy_counter gpu3"]
     assert "older than Volta" in found.devices["node0/gpu3"]["clock_lock"]
@@ -67,7 +67,7 @@ def test_one_reason_for_all_is_said_once():
 def test_without_privileges_it_reads_only():
     found = probe(make_driver(H100_80GB), not_root=NOT_ROOT, no_mig_device=NOT_ROOT)
     assert found.have == ("energy_counter", "events", "gpm", "persistence")
-    assert set(found.missing) == {"mig", "clock_lock", "root"}
+    assert set(found.missing) == {"mig", "clock_lock", "power_limit", "root"}
     assert "systemd unit" in found.missing["root"]
 
 
@@ -83,6 +83,7 @@ def test_mig_may_be_closed_although_the_rest_is_open():
         ("nvmlDeviceCreateGpuInstanceWithPlacement", "mig", "update it to R470"),
         ("nvmlDeviceGetMigMode", "mig", "not MIG capable"),
         ("nvmlDeviceSetGpuLockedClocks", "clock_lock", "update it to R418"),
+        ("nvmlDeviceGetPowerManagementLimitConstraints", "power_limit", "cannot be changed"),
         ("nvmlDeviceGetTotalEnergyConsumption", "energy_counter", "power is integrated"),
         ("nvmlGpmQueryDeviceSupport", "gpm", "R520"),
         ("nvmlDeviceGetSupportedEventTypes", "events", "noticed by polling"),

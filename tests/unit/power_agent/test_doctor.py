@@ -67,6 +67,7 @@ def test_each_gpu_is_judged_by_what_the_agent_would_do_with_it(tmp_path, root, m
     assert found["persistence gpu1"].verdict == found["MIG gpu0"].verdict == Verdict.WORKS
     assert found["MIG gpu1"].verdict == Verdict.BROKEN
     assert f"nvidia-smi -i {driver.gpus[1].uuid} -mig 1" in found["MIG gpu1"].remedy
+    assert (found["limit gpu0"].verdict, found["limit gpu0"].seen) == (Verdict.WORKS, "400 W of 100-400 W")
     assert found["MIG gpu2"].verdict == Verdict.WORKS, "what its generation cannot do is nothing to mend"
     assert "secret-word" not in json.dumps(document, default=str)
     assert len(document["hardware"]["devices"]) == 3

@@ -20,7 +20,7 @@ from trefoil.cli.options import Sets, parse_sets, read_plan
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.errors import NotFound, Unavailable
-from trefoil.core.fleet import NodeStatus
+from trefoil.core.fleet import ClockLease, NodeStatus
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.config import load
 from trefoil.tables import Grid
@@ -97,10 +97,18 @@ def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE
     for device in status.devices:
         lease = device.clock_lease
         clock = f"{device.clock_mhz} MHz" if device.clock_mhz else "-"
-        held = f", {lease.min_mhz}-{lease.max_mhz} by {lease.holder}" if lease else ""
+        held = f", {_leased(lease)} by {lease.holder}" if lease else ""
+        limit = f" of {device.power_limit_w:.0f}" if device.power_limit_w else ""
         notes = "; ".join([*([f"cordon: {device.cordon}"] if device.cordon else []), *device.drift])
         rows.append(
-            (device.device, device.type.name, device.state.name, clock + held, f"{device.power_w:.0f} W", notes or "-")
+            (
+                device.device,
+                device.type.name,
+                device.state.name,
+                clock + held,
+                f"{device.power_w:.0f}{limit} W",
+                notes or "-",
+            )
         )
     out.print(grid("Devices", ("device", "type", "state", "clock", "power", "notes"), rows))
     slices = [
@@ -249,8 +257,13 @@ def _print_unproven(status: NodeStatus, as_json_: bool) -> None:
 
 def clocks(
     device: DeviceArgument,
-    max_mhz: Annotated[int, typer.Option("--max", help="Highest clock [MHz]; snapped to a supported one.", min=1)],
+    max_mhz: Annotated[
+        int, typer.Option("--max", help="Highest clock [MHz]; snapped to a supported one. 0 = left to the plan.", min=0)
+    ] = 0,
     min_mhz: Annotated[int, typer.Option("--min", help="Lowest clock [MHz]; 0 = the lowest supported.", min=0)] = 0,
+    limit_w: Annotated[
+        float, typer.Option("--limit", help="Power limit of the board [W]; 0 = left to the plan.", min=0)
+    ] = 0.0,
     ttl_s: Annotated[float, typer.Option("--ttl", help="Seconds until the default is restored.", min=1)] = 60.0,
     holder: Annotated[str, typer.Option(help="Who holds the lease.")] = "operator",
     target: Target = "",
@@ -258,13 +271,13 @@ def clocks(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json_: AsJson = False,
 ) -> None:
-    """Hold a device's clock range for a bounded time."""
+    """Hold a device's clock range, its power limit or both for a bounded time."""
     from protos.power_agent.v1 import power_agent_pb2
 
     async def change(agent: AgentClient) -> Any:
         request = power_agent_pb2.SetClocksRequest(ttl_s=ttl_s)
         request.lease.device, request.lease.holder = device, holder
-        request.lease.min_mhz, request.lease.max_mhz = min_mhz, max_mhz
+        request.lease.min_mhz, request.lease.max_mhz, request.lease.power_limit_w = min_mhz, max_mhz, limit_w
         request.lease.epoch = (await agent.status()).highest_epoch_seen
         return (await agent.call("SetClocks", request)).lease
 
@@ -272,7 +285,13 @@ def clocks(
     if as_json_:
         print_json({"lease": as_json(lease)})
     else:
-        console().print(f"{lease.device}: {lease.min_mhz}-{lease.max_mhz} MHz for {ttl_s:g} s, held by {lease.holder}")
+        console().print(f"{lease.device}: {_leased(lease)} for {ttl_s:g} s, held by {lease.holder}")
+
+
+def _leased(lease: ClockLease) -> str:
+    """What a lease holds."""
+    clocks = [f"{lease.min_mhz}-{lease.max_mhz} MHz"] if lease.max_mhz else []
+    return ", ".join([*clocks, *([f"{lease.power_limit_w:g} W"] if lease.power_limit_w else [])])
 
 
 def unlock(
@@ -283,7 +302,7 @@ def unlock(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json_: AsJson = False,
 ) -> None:
-    """End a clock lease before its time."""
+    """End a lease of clocks or power limit before its time."""
     from protos.power_agent.v1 import power_agent_pb2
 
     async def change(agent: AgentClient) -> None:
