@@ -33,12 +33,13 @@ def build(argv: Sequence[str]) -> list[service.Component]:
     entries: list[rpc.ServiceEntry] = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, FULL_NAME)]
     tls = Tls.of(settings)
     streams_max = WATCHERS_MAX + ARCHIVES_MAX
+    server = service.ServerComponent(
+        lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max, tls=tls)
+    )
     return [
         service.StateComponent(state, clock, metrics),
-        service.MetricsComponent(metrics, settings.metrics_address),
+        service.MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
         *loops,
         service.CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
-        service.ServerComponent(
-            lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max, tls=tls)
-        ),
+        server,
     ]

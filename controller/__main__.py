@@ -112,9 +112,8 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
     reader = ObservationReader(observation, state, settings.carbon, clock)
 
     leadership = Leadership(state, disk, clock, metrics, lambda: obeyed_epochs(observation.inputs), plan_keys)
-    token = settings.token.get_secret_value() if settings.token else None
+    token, tls = settings.token.get_secret_value() if settings.token else None, Tls.of(settings)
     patience = (settings.rollout.apply_timeout_s, settings.rollout.apply_tries)
-    tls = Tls.of(settings)
     agents = AgentClients(clock, *patience, token, tls, settings.insecure)
     accountant = Accountant(settings, state, leadership, observation, receipts, disk, metrics, clock)
     commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
@@ -130,10 +129,10 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
     budgets = observation.windows.dump_budgets
     records = DecisionRecords(settings, row, state.keys, leadership, disk, metrics, budgets)
+    runner = RolloutRunner(rollouts, rollout_ports)
     ports = LiveControlPorts(
-        disk, metrics, signals, state.keys, leadership, observation, planner_runner, records,
-        RolloutRunner(rollouts, rollout_ports),
-    )  # fmt: skip
+        disk, metrics, signals, state.keys, leadership, observation, planner_runner, records, runner
+    )
     core = ControlCore(
         settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, clock, left, ports
     )
@@ -145,15 +144,16 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
 
     files.in_use, files.adopt = loop.in_use, adopt
     stored_reads = StoredReads(settings, state, observation, clock)
-    service_ = ControllerService(loop, files, planner_settings(row), disk, stored_reads)
-    servicer = LeaderAnswers(service_, lambda: leadership.leader)
-    add = controller_pb2_grpc.add_ControllerServicer_to_server
+    answers = ControllerService(loop, files, planner_settings(row), disk, stored_reads)
+    servicer = LeaderAnswers(answers, lambda: leadership.leader)
+    entry = (controller_pb2_grpc.add_ControllerServicer_to_server, servicer, FULL_NAME)
+    server = ServerComponent(lambda: rpc.make_server(settings, [entry], metrics=metrics, tls=tls))
     return (
         StateComponent(state, clock, metrics),
-        MetricsComponent(metrics, settings.metrics_address),
+        MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
         ControlComponent(loop, reader, leadership, agents, accountant, files),
         CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
-        ServerComponent(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics, tls=tls)),
+        server,
         *_page(settings, servicer, clock),
     )
 

@@ -48,9 +48,9 @@ def build(argv: Sequence[str]) -> list[Component]:
     all_workers = AllWorkers(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
-        ExpositionComponent(settings.metrics_address, all_workers.metrics)
+        ExpositionComponent(settings.metrics_address, all_workers.metrics, local.not_ready)
         if one_of_many
-        else MetricsComponent(metrics, settings.metrics_address)
+        else MetricsComponent(metrics, settings.metrics_address, clock, local.not_ready)
     )
     admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
     return [

@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
@@ -19,6 +20,7 @@ from trefoil.core.errors import StartError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket_middle_ms
 from trefoil.runtime import rpc
+from trefoil.runtime.service import probed
 from trefoil.runtime.telemetry import Metrics
 
 BY_SLICE: Final = (
@@ -128,12 +130,13 @@ TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ExpositionComponent:
-    """Metrics endpoint of all workers, a part of the service; every worker listens on the same port. An empty address
-    means none."""
+    """Metrics endpoint of all workers, with probes as `MetricsComponent` has them, a part of the service; every worker
+    listens on the same port. An empty address means none."""
 
-    def __init__(self, address: str, text: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(self, address: str, text: Callable[[], Awaitable[bytes]], not_ready: Callable[[], str]) -> None:
         self._address = address
         self._text = text
+        self._not_ready = not_ready
         self._server: asyncio.Server | None = None
 
     async def init(self) -> None:
@@ -161,10 +164,12 @@ class ExpositionComponent:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                await reader.readuntil(b"\r\n\r\n")
-                body = await self._text()
-                head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-                writer.write(head % (TYPE, len(body)) + body)
+                _, _, rest = (await reader.readuntil(b"\r\n\r\n")).partition(b" ")
+                path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+                code, text = probed(path, 0.0, self._not_ready) or (200, "")
+                body = text.encode() or await self._text()
+                head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+                writer.write(head % (code, HTTPStatus(code).phrase.encode(), TYPE, len(body)) + body)
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asked has gone, or was no HTTP client

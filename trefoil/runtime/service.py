@@ -39,6 +39,8 @@ EXPIRY: Final = "trefoil_tls_expiry_timestamp_seconds"
 EXPIRY_POLL_S: Final = 30.0
 EXPIRY_WARN_S: Final = 14 * 86_400.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+BEAT_S: Final = 1.0
+STILL_S: Final = 15.0  # without a beat of its event loop a service is no longer alive
 
 
 class Component(Protocol):
@@ -202,6 +204,7 @@ class ServerComponent:
         self._make = make
         self._report = report
         self._grace_s = grace_s
+        self._stopping = False
         self.server: rpc.RpcServer | None = None
 
     async def init(self) -> None:
@@ -226,28 +229,59 @@ class ServerComponent:
 
     async def shutdown(self) -> None:
         assert self.server is not None
+        self._stopping = True
         await self.server.stop(self._grace_s)
+
+    def not_ready(self) -> str:
+        """Reason why nobody should ask this service yet, or any more; "" when all may."""
+        if self._stopping:
+            return "the service is stopping"
+        return "" if self.server is not None else "the service is starting"
 
 
 class MetricsComponent:
-    """Part of the Prometheus endpoint; an empty address means none."""
+    """Part of the Prometheus endpoint, with `/healthz` and `/readyz`; an empty address means none.
 
-    def __init__(self, metrics: Metrics, address: str) -> None:
+    `not_ready`: reason why nobody should ask this service, "" when all may.
+    """
+
+    def __init__(self, metrics: Metrics, address: str, clock: Clock, not_ready: Callable[[], str]) -> None:
         self._metrics = metrics
         self._address = address
+        self._clock = clock
+        self._not_ready = not_ready
+        self._beat_s = self._clock.monotonic_s()
         self._close: Callable[[], None] | None = None
 
     async def init(self) -> None:
         if self._address:
             rpc.check_port(self._address)
-            self._close = self._metrics.serve(*rpc.split_address(self._address))
+            self._close = self._metrics.serve(*rpc.split_address(self._address), self._probed)
 
     async def run(self) -> None:
-        return
+        while self._address:
+            self._beat_s = self._clock.monotonic_s()
+            await asyncio.sleep(BEAT_S)
+
+    def _probed(self, path: str) -> tuple[int, str] | None:
+        return probed(path, self._clock.monotonic_s() - self._beat_s, self._not_ready)
 
     async def shutdown(self) -> None:
         if self._close is not None:
             await asyncio.to_thread(self._close)
+
+
+def probed(path: str, still_s: float, not_ready: Callable[[], str]) -> tuple[int, str] | None:
+    """Status and text of a probe of a service whose event loop has stood still for so long [s]; None: it is none.
+
+    `/healthz` fails where a restart helps, `/readyz` where nobody should ask yet.
+    """
+    if path not in ("/healthz", "/readyz"):
+        return None
+    why = f"its event loop has stood still for {still_s:.0f} s" if still_s > STILL_S else ""
+    if path == "/readyz":
+        why = why or not_ready()
+    return (503, f"{why}\n") if why else (200, "ok\n")
 
 
 class CertificatesComponent:

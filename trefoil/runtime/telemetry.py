@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from http import HTTPStatus
 from importlib.metadata import version
 from itertools import chain
 from typing import Any
@@ -85,16 +86,30 @@ class Metrics(Collector):
         """Text that the endpoint serves."""
         return prometheus.generate_latest(self._outer()).decode()
 
-    def serve(self, host: str, port: int) -> Callable[[], None]:
-        """Serve metrics in a thread; returns what stops it.
+    def serve(
+        self, host: str, port: int, answer: Callable[[str], tuple[int, str] | None] = lambda _: None
+    ) -> Callable[[], None]:
+        """Serve metrics in a thread; returns what stops it. `answer` has other paths: their status and text.
 
         Raises:
             errors.PortInUse: somebody else listens there.
         """
         try:
-            server, thread = prometheus.start_http_server(port, host, self._outer())
+            server, thread = prometheus.start_http_server(port, host, CollectorRegistry())
         except OSError as error:
             raise errors.listen_error(error, f"{host}:{port}", "metrics_address") from error
+        metrics = prometheus.make_wsgi_app(self._outer())
+
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            found = answer(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "GET" else None
+            if found is None:
+                page: Iterable[bytes] = metrics(environ, start_response)
+                return page
+            code, text = found
+            start_response(f"{code} {HTTPStatus(code).phrase}", [("Content-Type", "text/plain; charset=utf-8")])
+            return [text.encode()]
+
+        server.set_app(app)
 
         def close() -> None:
             server.shutdown()

@@ -1,13 +1,19 @@
 import asyncio
 import os
+import re
 import signal
+import time
+from functools import partial
 
+import httpx
 import pytest
 
+from dispatcher.service.metrics import ExpositionComponent
 from tests.support.unswept import NO_SWEEPS
 from trefoil.core import errors
 from trefoil.runtime import service
 from trefoil.runtime.clock import ManualClock, WallClock
+from trefoil.runtime.telemetry import Metrics
 
 DEADLINE_S = 60.0  # what waits for it has failed, however busy this machine is
 
@@ -203,3 +209,62 @@ async def test_where_there_is_only_loopback_no_network_is_missed():
     await clock.advance(60.0)
     assert not running.done()
     running.cancel()
+
+
+def page_of_one(address, not_ready):
+    return service.MetricsComponent(Metrics("dispatcher"), address, WallClock(), not_ready)
+
+
+def page_of_many_workers(address, not_ready):
+    return ExpositionComponent(address, partial(asyncio.sleep, 0, b"trefoil_build_info 1\n"), not_ready)
+
+
+@pytest.mark.parametrize("make", [page_of_one, page_of_many_workers])
+async def test_probes_of_the_metrics_port_tell_alive_from_ready_and_why(make, unused_tcp_port):
+    why = "the service is starting"
+    page = make(f"127.0.0.1:{unused_tcp_port}", lambda: why)
+    await page.init()
+    running = asyncio.create_task(page.run())
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unused_tcp_port}", trust_env=False) as client:
+
+        async def asked(path):
+            answer = await client.get(path)
+            return answer.status_code, answer.text.strip()
+
+        assert await asked("/healthz") == (200, "ok")
+        assert await asked("/readyz") == (503, "the service is starting")
+        why = ""
+        assert await asked("/readyz?verbose=1") == (200, "ok")
+        code, text = await asked("/metrics")
+        assert code == 200
+        assert "trefoil_build_info" in text
+    running.cancel()
+    await page.shutdown()
+
+
+async def test_an_event_loop_that_stands_still_is_neither_alive_nor_ready(unused_tcp_port, monkeypatch):
+    monkeypatch.setattr(service, "STILL_S", 0.2)
+    page = service.MetricsComponent(Metrics("controller"), f"127.0.0.1:{unused_tcp_port}", WallClock(), str)
+    await page.init()
+    running = asyncio.create_task(page.run())
+    await asyncio.sleep(0)
+    for path in ("/healthz", "/readyz"):
+        time.sleep(0.3)  # the standstill
+        # From here too the loop does not turn: the page answers from a thread of its own.
+        answer = httpx.get(f"http://127.0.0.1:{unused_tcp_port}{path}", trust_env=False)
+        assert answer.status_code == 503
+        assert re.fullmatch(r"its event loop has stood still for \d+ s\n", answer.text)
+    running.cancel()
+    await page.shutdown()
+
+
+async def test_a_server_is_not_ready_before_it_starts_and_once_it_stops():
+    class Server:
+        start = stop = wait_for_termination = staticmethod(lambda *_: asyncio.sleep(0))
+
+    server = service.ServerComponent(Server)
+    assert server.not_ready() == "the service is starting"
+    await server.init()
+    assert not server.not_ready()
+    await server.shutdown()
+    assert server.not_ready() == "the service is stopping"
