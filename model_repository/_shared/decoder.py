@@ -28,26 +28,12 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from decoding import Decoder, Refused
-from model import NS_PER_MS, Pace, PaceError, providers, refuse_wrong_numpy
+from model import DecodeSeconds, PaceError, TokenPace, providers, refuse_wrong_numpy
 
 WAITING_MAX = 256
 JOINING_MAX = 2  # an iteration: a prompt is dearer than a token, and the other streams wait for it
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-DECODE_SECONDS = "trefoil_decode_seconds_total"
 WARM_UP = b"def main():"
-
-
-class TokenPace(Pace):
-    """Pace of iterations instead of answers."""
-
-    def __init__(self, path, family, version, instance, tokens_mean):
-        super().__init__(path, family, version, instance)
-        self._iterations = tokens_mean + 1
-
-    def draw(self, items):
-        """An iteration's time [ns] with that many streams, and its activity."""
-        mean_ms, _, activity = self.row(items)
-        return int(mean_ms * NS_PER_MS / self._iterations), activity
 
 
 class Client:
@@ -92,18 +78,12 @@ class TritonPythonModel:
         self._pace = None
         try:
             self._decoder = Decoder(path, int(config["max_batch_size"]), options, providers(onnxruntime))
-            tokens_mean = float(config["parameters"]["tokens_mean"]["string_value"])
             if pace_file := os.environ.get("TREFOIL_PACE_FILE", ""):
-                self._pace = TokenPace(pace_file, args["model_name"], version, args["model_instance_name"], tokens_mean)
+                self._pace = TokenPace(pace_file, args, config)
         except (ValueError, KeyError, PaceError) as error:
             raise pb_utils.TritonModelException(f"{path}: {type(error).__name__}: {error}") from error
         self._decoder.answer(WARM_UP, 2)
-        counter = pb_utils.MetricFamily(
-            name=DECODE_SECONDS, description="Time in which tokens were made", kind=pb_utils.MetricFamily.COUNTER
-        )
-        labels = {"model": args["model_name"], "version": str(version), "instance": args["model_instance_name"]}
-        self._decode_s = counter.Metric(labels=labels | {"loaded": str(time.monotonic_ns())})
-        self._counter = counter  # it must live as long as its metric
+        self._decode_s = DecodeSeconds(args)
         self._waiting, self._clients = deque(), []
         self._news, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._decode, name="decode", daemon=True)
@@ -192,7 +172,7 @@ class TritonPythonModel:
                 self._leave(client, f"{type(error).__name__}: {error}")
             return
         finally:
-            self._decode_s.increment((time.monotonic_ns() - began_ns) / 1e9)
+            self._decode_s.add(time.monotonic_ns() - began_ns)
         for client in tuple(self._clients):
             if not client.stream.ended:
                 client.token(self._decoder.pieces[client.stream.token])

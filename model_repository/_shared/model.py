@@ -63,6 +63,7 @@ SEQLOCK_TRIES = 1000  # a writer needs microseconds; 1,000 tries of 100 us are 0
 NS_PER_MS = 1e6
 STEP_NS = 2_000_000  # after which a batch looks who runs beside it
 STALE_NS = 2_000_000_000  # a neighbour that has not moved for so long is dead, or its graph is no paced one's
+DECODE_SECONDS = "trefoil_decode_seconds_total"
 PROBE_SHAPE = "trefoil_shape."  # parameter: the shape of one item of an input in a first request
 
 
@@ -192,6 +193,40 @@ class Pace:
                 others += float(slot["activity"])
         others -= mine
         return max(1.0, mine + others) * (1.0 + float(self._interference[0]) * others) if others > 1e-6 else 1.0
+
+
+class TokenPace(Pace):
+    """Pace of iterations, each of which gives every stream a token, instead of answers."""
+
+    def __init__(self, path, args, config):
+        """As Pace. Raises KeyError or ValueError where the contract does not say how long an answer is."""
+        super().__init__(path, args["model_name"], int(args["model_version"]), args["model_instance_name"])
+        self._iterations = float(config["parameters"]["tokens_mean"]["string_value"]) + 1
+
+    def draw(self, items):
+        """An iteration's time [ns] with that many streams, and its activity."""
+        mean_ms, _, activity = self.row(items)
+        return int(mean_ms * NS_PER_MS / self._iterations), activity
+
+
+class DecodeSeconds:
+    """Counter of the time in which tokens are made, on Triton's metrics page: Triton counts the time of execute."""
+
+    def __init__(self, args):
+        """Publish it for this instance; `loaded` tells it from those of other loads."""
+        self._family = pb_utils.MetricFamily(
+            name=DECODE_SECONDS, description="Time in which tokens were made", kind=pb_utils.MetricFamily.COUNTER
+        )  # it must live as long as its metric
+        labels = {
+            "model": args["model_name"],
+            "version": args["model_version"],
+            "instance": args["model_instance_name"],
+        }
+        self._metric = self._family.Metric(labels=labels | {"loaded": str(time.monotonic_ns())})
+
+    def add(self, passed_ns):
+        """Count so much more."""
+        self._metric.increment(passed_ns / 1e9)
 
 
 def refuse_wrong_numpy():

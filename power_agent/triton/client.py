@@ -25,7 +25,7 @@ from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.given.llm_backends import ask_one_token, unasked_outputs
-from trefoil.runtime.model_files import ZERO_TEXT, contract, generative, isolate_sequence, probe_shape
+from trefoil.runtime.model_files import ZERO_TEXT, contract, counts_decoding, isolate_sequence, probe_shape
 from trefoil.runtime.security.tls import Tls
 
 POLL_S: Final = 0.05
@@ -94,7 +94,7 @@ class TritonClient:
         self._calls: dict[grpc.aio.Channel, int] = {}  # under way, by connection
         self._connect()
         self._closed = asyncio.Event()
-        self._generative: dict[str, bool] = {}  # by family, for ever: a contract is fixed
+        self._decodes: dict[str, bool] = {}  # by family, for ever: a contract is fixed
         self._contracts: dict[str, model_config_pb2.ModelConfig] = {}
 
     def _connect(self) -> None:
@@ -305,7 +305,7 @@ class TritonClient:
         """
         reply = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest())
         found = tuple(counters(model) for model in reply.model_stats)
-        if not any(self._generates(one.family) for one in found):
+        if not any(self._counts_decoding(one.family) for one in found):
             return found
         busy_ns = decode_times(await self._metrics())
         return tuple(
@@ -325,10 +325,10 @@ class TritonClient:
         config = (await self._ask("ModelConfig", request)).config
         return max(1, sum(int(group.count) for group in config.instance_group))
 
-    def _generates(self, family: str) -> bool:
-        if family not in self._generative:
-            self._generative[family] = generative(self._contract(family))
-        return self._generative[family]
+    def _counts_decoding(self, family: str) -> bool:
+        if family not in self._decodes:
+            self._decodes[family] = counts_decoding(self._contract(family))
+        return self._decodes[family]
 
     def _contract(self, family: str) -> model_config_pb2.ModelConfig:
         """Contract of a family; kept, because it is fixed and the slice's files may be lost while its Triton serves."""
@@ -432,6 +432,8 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
         size = ITEM_BYTES.get(name)
         one = bytes(size) if size else ZERO_TEXT
         request.raw_input_contents.append(one * math.prod(shape))
+    if config.model_transaction_policy.decoupled:  # so that one that answers nothing is not waited for
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
     isolate_sequence(request, config)
     ask_one_token(request, config)
     return request

@@ -1,13 +1,32 @@
 """A family of Triton's vLLM backend on a real Triton, and the stand-in's contract, as NVIDIA's backend has it."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2 as pb
+from typer.testing import CliRunner
 
-from tests.support.engine_family import CONTEXT, answer, hosted, installation, outputs, request, write_family
+from power_agent.triton.client import TritonClient
+from tests.support.engine_family import (
+    CONTEXT,
+    PLACES,
+    TOKENS_MEAN,
+    answer,
+    hosted,
+    installation,
+    outputs,
+    request,
+    write_family,
+)
+from tests.support.foreign_models import add
 from tests.support.generation import answers
-from tests.support.triton_process import TritonProcess
+from tests.support.triton_process import PaceFile, TritonProcess
+from trefoil.cli.main import app
+from trefoil.core.fleet import Hosted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 PROMPT = "which way is the sea"
@@ -107,3 +126,93 @@ async def test_a_swap_changes_the_model_and_a_probe_takes_one_token(triton, targ
     assert outputs(told)["text_output"][0].decode() == answer(2, PROMPT, max_tokens=5)[0][0]
     await client.swap(hosted(2), hosted(1), READY_S)
     await client.close()
+
+
+# --- a decoupled python model ----------------------------------------------------------------------------------------
+
+STEP_MS = 40.0
+STREAMING = """
+import asyncio
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        await asyncio.gather(*(self._answer(request) for request in requests))
+
+    async def _answer(self, request):
+        sender = request.get_response_sender()
+        for number in range(max(1, int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0]))):
+            await asyncio.sleep(0)
+            tensor = pb_utils.Tensor("NUMBER", np.array([number], np.int32))
+            sender.send(pb_utils.InferenceResponse(output_tensors=[tensor]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNTING = """
+backend: "python" model_transaction_policy { decoupled: true }
+input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+
+
+def count_to(number: int):
+    made = pb.ModelInferRequest(model_name="numbers")
+    made.inputs.add(name="COUNT", datatype="INT32", shape=[1])
+    made.raw_input_contents.append(np.int32(number).tobytes())
+    return made
+
+
+@pytest.fixture
+async def numbers(tmp_path: Path) -> AsyncIterator[tuple[str, TritonClient, PaceFile]]:
+    """A family imported from a Triton repository of one decoupled python model, on a paced slice."""
+    add(tmp_path / "theirs", "one", COUNTING, STREAMING.encode(), file="model.py")
+    words = ["--as", "numbers=one", "--accuracy", "one=1", "--slo-latency-ms", "900", "--tokens-mean", "4"]
+    where = ["family", "import", tmp_path / "theirs", *words, "--repository", tmp_path / "models"]
+    done = CliRunner().invoke(app, [str(word) for word in where])
+    assert done.exit_code == 0, done.output
+    row_ms = STEP_MS * 5
+    pace = PaceFile(tmp_path / "pace", [(1, 1, row_ms, 0.3), (1, PLACES, row_ms, 0.3)], family="numbers")
+    served = Hosted("numbers", "one", 1, 0, 1, 1, PLACES)
+    one = TritonProcess(tmp_path, 1, source=tmp_path / "models", serving=served, pace=pace.path)
+    client = one.client()
+    try:
+        await client.wait_ready([served], READY_S)
+        yield one.launch.grpc_target, client, pace
+    finally:
+        await client.close()
+        one.close()
+
+
+async def test_a_decoupled_python_model_keeps_a_simulated_slices_pace_and_its_time_is_metered(numbers):
+    target, client, pace = numbers
+    [before], booked = await client.statistics(), pace.read(1)
+    found = await asyncio.gather(*(ask(target, count_to(count)) for count in (10, 10, 3)))
+    told = [[outputs(one)["NUMBER"][0] for one in each if one.infer_response.outputs] for each in found]
+    assert told == [[*range(10)], [*range(10)], [*range(3)]]
+    [after], now = await client.statistics(), pace.read(1)
+    assert 10 <= now["batches"] - booked["batches"] <= 14, "streams share iterations, each with a token of every one"
+    spent_ns = after.compute_batch_ns - before.compute_batch_ns
+    assert spent_ns >= 0.95e6 * STEP_MS * 9
+    assert spent_ns <= 1.5 * (now["busy_ns"] - booked["busy_ns"])
+
+
+async def test_the_stand_in_as_python_models_is_paced_by_its_tokens(tmp_path):
+    write_family(tmp_path / "models", python=True)
+    row_ms = STEP_MS * (TOKENS_MEAN + 1)
+    pace = PaceFile(tmp_path / "pace", [(1, 1, row_ms, 0.0), (1, PLACES, row_ms, 0.0)], family="chat")
+    one = TritonProcess(tmp_path, 1, source=tmp_path / "models", serving=hosted(1), pace=pace.path)
+    try:
+        await one.ready([hosted(1)], READY_S)
+        sampling = {"max_tokens": 20, "ignore_eos": True}
+        whole = request(PROMPT, False, sampling, exclude_input_in_output=True, return_num_output_tokens=True)
+        began_s = time.monotonic()
+        [told], stream = await asyncio.gather(
+            ask(one.launch.grpc_target, whole), ask(one.launch.grpc_target, request(PROMPT, sampling=sampling))
+        )
+        text = answer(1, PROMPT, **sampling)[0][0]
+        assert outputs(told) == {"text_output": [text.encode()], "num_output_tokens": [20]}
+        assert b"".join(outputs(each)["text_output"][0] for each in stream).decode() == text
+        assert time.monotonic() - began_s >= 19 * STEP_MS / 1e3
+    finally:
+        one.close()

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton
-from tests.support.triton_process import ENVIRONMENT
+from tests.support.triton_process import ENVIRONMENT, MODELS
 from tests.support.vllm_backend import language
 from trefoil.core.fleet import Hosted
+from trefoil.runtime.given.llm_backends import complete_vllm
 
 FAMILY = "chat"
 NAMES = ("chat-small", "chat-large")
@@ -60,15 +63,28 @@ def engine_args(version: int, **more: object) -> dict[str, object]:
     return args | {"hf_overrides": own} | more
 
 
-def write_family(repository: Path, *, profiled: bool = True, **more: object) -> Path:
-    """Write the family's folder as a user would by hand; returns it. `more`: keys of every model.json."""
+def write_family(repository: Path, *, profiled: bool = True, python: bool = False, **more: object) -> Path:
+    """Write the family's folder as a user would by hand; returns it. `more`: keys of every model.json.
+
+    `python`: served by Triton's python backend instead, with the stand-in's code in each version. That needs no
+    `environment`, and keeps the pace of a simulated slice.
+    """
     folder = repository / FAMILY
     folder.mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(f'name: "{FAMILY}"\nbackend: "vllm"\n')
+    config = model_config_pb2.ModelConfig(name=FAMILY, backend="vllm")
+    if python:
+        complete_vllm(config)
+        config.backend, config.default_model_filename = "python", "opaque.py"
+        config.parameters["tokens_mean"].string_value = str(TOKENS_MEAN)
+        (repository / "_shared").symlink_to(MODELS / "_shared")
+    (folder / "config.pbtxt").write_text(text_format.MessageToString(config))
     variants = [VARIANT.format(name=name, version=v, accuracy=0.5 + 0.1 * v) for v, name in enumerate(NAMES, 1)]
     (folder / "family.toml").write_text(FAMILY_TOML + "".join(variants))
     for version in (1, 2):
         (folder / str(version)).mkdir()
+        if python:
+            shutil.copy(BACKEND / "model.py", folder / str(version) / "variant.py")
+            shutil.copy(BACKEND / "language.py", folder / str(version))
         (folder / str(version) / "model.json").write_text(json.dumps(engine_args(version, **more)))
     if profiled:
         (folder / "profile.csv").write_text(_profile())

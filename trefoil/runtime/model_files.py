@@ -47,6 +47,7 @@ TRAINING: Final = "_training"  # folder of a repository with the scripts that ma
 MAKERS: Final = ("export_{}.py", "train_{}.py")
 DECODER: Final = "decoder.py"  # what a generative family's contract names as its default_model_filename
 OPAQUE: Final = "opaque.py"  # what the contract of a family of python models names as its default_model_filename
+TOKENS_MEAN: Final = "tokens_mean"  # parameter of a contract whose model is code and answers by streams
 OURS: Final = ("model.py", DECODER, "decoding.py", OPAQUE)  # linked into versions by the agent: the first into all
 
 
@@ -236,6 +237,11 @@ def generative(config: model_config_pb2.ModelConfig) -> bool:
 def opaque(config: model_config_pb2.ModelConfig) -> bool:
     """Whether `_shared/opaque.py` serves the family: each variant is a python model."""
     return backend_of(config) == PYTHON and str(config.default_model_filename) == OPAQUE
+
+
+def counts_decoding(config: model_config_pb2.ModelConfig) -> bool:
+    """Whether `_shared` counts the time in which the family's model makes tokens, on Triton's metrics page."""
+    return generative(config) or (opaque(config) and bool(config.model_transaction_policy.decoupled))
 
 
 def not_graphs(config: model_config_pb2.ModelConfig) -> str:

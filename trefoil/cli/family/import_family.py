@@ -51,6 +51,7 @@ from trefoil.runtime.model_files import (
     OURS,
     PROBE_SHAPE,
     PYTHON,
+    TOKENS_MEAN,
     backend_of,
     check_contract,
 )
@@ -242,6 +243,8 @@ def _contract(first: Source, tensors: Tensors, stated: Statement) -> model_confi
         config.default_model_filename = FILES[ENGINES]
     if config.backend == PYTHON:
         config.default_model_filename = OPAQUE
+        if stated.tokens_mean:  # by which a simulated slice keeps its pace
+            config.parameters[TOKENS_MEAN].string_value = f"{stated.tokens_mean:g}"
     check_contract(config, first.folder.parent / CONFIG)
     return config
 
