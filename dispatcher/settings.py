@@ -53,7 +53,7 @@ class DispatcherSettings(WorkerPlace):
     inference_address: str = "127.0.0.1:8001"
     """host:port that clients talk KServe v2 to."""
     rest_address: str = ""
-    """host:port of KServe v2 over HTTP/1.1 (Triton's own is 8000); empty = none."""
+    """host:port of KServe v2 and OpenAI's API over HTTP/1.1 (Triton's own is 8000); empty = none."""
     rest_json_bytes_max: int = Field(-1, ge=-1)
     """Largest JSON part of a REST request; -1 = message_bytes_max. Parts from 256 KiB are read in separate processes,
     about 40 ms a MiB."""

@@ -441,6 +441,7 @@ input [
 ]
 output [ { name: "TOKEN" data_type: TYPE_STRING dims: [ 1 ] } ]
 parameters { key: "tokens_mean" value { string_value: "%.3f" } }
+parameters { key: "chat_template" value { string_value: "{{ messages[-1].content }}" } }
 """
 
 FAMILY = """\

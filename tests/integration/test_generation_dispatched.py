@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import httpx
 import numpy as np
+import openai
 import psutil
 import pytest
 import tritonclient.grpc.aio as triton
@@ -216,6 +217,35 @@ async def test_refusals_over_http_are_statuses_and_name_what_is_wrong(world):
         assert answer.json()["TOKEN"].encode() == alone([(prompts()[0], 1)], VERSION)[0][0]
         assert (await client.post("/versions/2/generate", json={"PROMPT": "def a():"})).status_code == 404
     await until(lambda: world.idle)
+
+
+async def test_openais_package_is_answered_by_a_family_of_tokens(world):
+    async with openai.AsyncOpenAI(base_url=f"http://{world.running.rest_address}/v1", api_key="x") as client:
+        prompt = max(prompts()[:40], key=len)
+        [tokens] = alone([(prompt, None)], VERSION)
+        asked = {"model": FAMILY, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
+        answer = await client.chat.completions.create(**asked)
+        whole = b"".join(tokens).decode()
+        assert answer.choices[0].message.content == whole
+        assert answer.usage.completion_tokens == len(tokens)
+        assert "prompt_tokens" in answer.usage.trefoil_estimated, "the family does not say how many they are"
+        stop = whole[len(whole) // 2 :][:5]
+        stream = await client.chat.completions.create(**asked, stop=stop, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == whole[: whole.index(stop)]
+        assert chunks[-1].finish_reason == "stop"
+        short = await client.completions.create(model=FAMILY, prompt=prompt, max_tokens=2)
+        assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (2, "length")
+        for change, words in (
+            ({"temperature": 0.7}, "pydoc decodes greedily"),
+            ({"messages": [{"role": "user", "content": "word " * 500}]}, "PROMPT has"),
+            ({"max_tokens": 9999}, "MAX_TOKENS is 9999"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=words):
+                await client.chat.completions.create(**asked | change)
+    await until(lambda: world.idle)
+    assert world.load.totals[FAMILY].answered == 3
+    assert world.load.totals[FAMILY].by_code == {"INVALID_ARGUMENT": 2}
 
 
 async def test_a_client_of_http_that_leaves_frees_its_place_within_a_second(world):

@@ -10,6 +10,8 @@ moody        CODE i32[1], MS i32[1], NONCE i32[1], TEXT bytes[1] -> NONCE i32[1]
 moods        decoupled: the same
 parrot       TEXT bytes[1] -> PARAMETERS bytes[1]: the request's parameters as JSON
 kinds        one tensor [2] of every datatype -> the same ones
+speller      decoupled, asked as models of the vLLM backend: text_input bytes[1] is JSON: `pieces` in hexadecimal, one
+             an answer, every `ms`; then `error`, if there is one. Another text comes back as its one piece
 """
 
 import contextlib
@@ -74,6 +76,13 @@ CONFIGS = {
     "accumulator": _tensors("input", VALUE=I32) + _tensors("output", SUM=I32, SLICE=I32) + CONTROLS,
     "repeat": _tensors("input", COUNT=I32, DELAY_MS=I32) + _tensors("output", INDEX=I32, SLICE=I32) + DECOUPLED,
     "running": _tensors("input", VALUE=I32) + _tensors("output", SUM=I32) + CONTROLS + DECOUPLED,
+    "speller": _tensors("input", text_input="TYPE_STRING dims: [ 1 ]")
+    + 'input [ { name: "sampling_parameters" data_type: TYPE_STRING dims: [ 1 ] optional: true } ]'
+    + _tensors("output", text_output="TYPE_STRING dims: [ 1 ]")
+    + DECOUPLED
+    + """
+parameters { key: "chat_template" value { string_value: "{% for m in messages %}{{ m.content }}{% endfor %}" } }
+""",
     "scores": _tensors("input", SCORES="TYPE_FP32 dims: [ 4 ]")
     + _tensors("output", SCORES='TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt"'),
     "kinds": "".join(_tensors(side, **{k: f"TYPE_{k} dims: [ 2 ]" for k in KINDS}) for side in ("input", "output")),
@@ -149,6 +158,21 @@ class TritonPythonModel:
                 sender.send(answer(INDEX=number(count, i), SLICE=number(count, SLICE)))
             if count.ravel()[0] < 0:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no more than that")))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+    "speller": """
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            sender, text = r.get_response_sender(), get(r, "text_input").ravel()[0]
+            given = json.loads(text) if text[:1] == b"{" else {"pieces": [text.hex()]}
+            for piece in given["pieces"]:
+                time.sleep(given.get("ms", 0) / 1e3)
+                if sender.is_cancelled():
+                    break
+                sender.send(answer(text_output=np.array([[bytes.fromhex(piece)]], np.object_)))
+            if "error" in given:
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(given["error"])))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """,
     "scores": """

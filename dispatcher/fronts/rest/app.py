@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts import kserve
 from dispatcher.fronts.grpc.server import Fronts
+from dispatcher.fronts.openai.app import OpenAi
 from dispatcher.fronts.rest import codec, compression, json_text
 from dispatcher.fronts.rest.calls import (
     PROMPT_BYTES_MAX,
@@ -69,12 +70,12 @@ class RestApp:
         self._json_limit = "rest_json_bytes_max" if json_bytes_max >= 0 else "message_bytes_max"
         most = min((PROMPT_BYTES_MAX, "a prompt"), (self._body_bytes_max, "message_bytes_max"))
         self._text_limit = min(most, (self._json_bytes_max, self._json_limit))
-        self._generate = Generate(fronts)
+        self._generate, self._openai = Generate(fronts), OpenAi(fronts, self._text_limit)
         self._large, self._huge = (CodecProcess(settings.rest_json_memory_bytes_max) for _ in range(2))
 
     async def close(self) -> None:
         """Give back what the application holds."""
-        await asyncio.gather(self._large.close(), self._huge.close())
+        await asyncio.gather(self._large.close(), self._huge.close(), self._openai.close())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """One ASGI scope."""
@@ -112,6 +113,8 @@ class RestApp:
     async def _reply(self, ask: HttpRequest) -> HttpReply | None:
         if found := _HEALTH.fullmatch(ask.path):
             return await self._health(ask, found[1])
+        if ask.path.startswith("/v1/"):
+            return await self._openai.reply(ask)
         tenant = self._access.authenticate(ask.headers.get("authorization", ""))
         if found := _MODEL.fullmatch(ask.path):
             model, version, what = found[1], found[2] or "", found[3]

@@ -1,5 +1,5 @@
 """Process beside a worker that reads and writes large JSON bodies: `json` and NumPy keep the interpreter's lock for as
-long as they work, in whatever thread, and nobody else would be answered meanwhile.
+long as they work, in whatever thread, and nobody else would be answered meanwhile. It renders chat templates, too.
 
 It starts at the first large body, takes one after the other, and ends with its worker: its standard input ends then.
 """
@@ -9,11 +9,12 @@ import pickle
 import resource
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+from dispatcher.fronts.openai import chat_templates
 from dispatcher.fronts.rest import codec
 from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
@@ -22,17 +23,21 @@ _NO_MEMORY: Final = InvalidInput(
     "this JSON needs more memory than rest_json_memory_bytes_max, a setting of the dispatcher, allows",
     remedy="send and ask for the binary data format",
 )
-_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {"decode": codec.decode, "encode": codec.encode}
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "decode": codec.decode, "encode": codec.encode, "render": chat_templates.render,
+}  # fmt: skip
 
 
 class CodecProcess:
     """Codec of large bodies, in a process of its own. Belongs to one event loop.
 
-    `memory_bytes`: what the process takes beyond what it starts with; a body that needs more is refused.
+    `memory_bytes`: what the process takes beyond what it starts with; a body that needs more is refused. `limit_s`:
+    time of one call, beyond which the process is killed; None = no limit.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, limit_s: float | None = None) -> None:
         self._memory_bytes = memory_bytes
+        self._limit_s = limit_s
         self._process: asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -44,6 +49,10 @@ class CodecProcess:
     async def encode(self, data: bytes, form: codec.OutputForm) -> tuple[bytes, int | None]:
         """Do what `codec.encode` does; raises what it does, and Unavailable."""
         return await self._call("encode", data, form)  # type: ignore[no-any-return]
+
+    async def render(self, template: str, messages: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+        """Do what `chat_templates.render` does; raises what it does, and Unavailable."""
+        return await self._call("render", template, messages, names)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """End the process."""
@@ -67,14 +76,15 @@ class CodecProcess:
                 process = await self._running()
                 assert process.stdin is not None
                 assert process.stdout is not None
-                process.stdin.writelines((_LENGTH.pack(len(request)), request))
-                await process.stdin.drain()
-                (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-                answer = await process.stdout.readexactly(length)
-            except (OSError, asyncio.IncompleteReadError) as error:
+                async with asyncio.timeout(self._limit_s):
+                    process.stdin.writelines((_LENGTH.pack(len(request)), request))
+                    await process.stdin.drain()
+                    (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
+                    answer = await process.stdout.readexactly(length)
+            except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
                 await self._end()
                 raise Unavailable(
-                    f"the process for large JSON bodies is gone ({error!r})", remedy="try again"
+                    f"the process for JSON bodies and chat templates is gone ({error!r})", remedy="try again"
                 ) from error
             except asyncio.CancelledError:
                 await self._end()

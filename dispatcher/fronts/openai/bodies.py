@@ -1,0 +1,200 @@
+"""Bodies of OpenAI's completions and chat completions, checked. Pure.
+
+Source: OpenAI's API reference (create completion, create chat completion), and vLLM's further sampling parameters. Each
+key is used, or accepted since its value changes nothing, or refused by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trefoil.core.errors import InvalidInput, one_of
+
+COMPLETION_TOKENS: Final = 16
+"""`max_tokens` of a completion that names none: OpenAI's own default."""
+STOPS_MAX: Final = 4
+STOP_CHARS_MAX: Final = 256
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+INT32_MAX: Final = 2**31 - 1
+NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
+    "temperature": (float, 0, 2), "top_p": (float, 1e-6, 1), "min_p": (float, 0, 1), "top_k": (int, -1, INT32_MAX),
+    "presence_penalty": (float, -2, 2), "frequency_penalty": (float, -2, 2), "repetition_penalty": (float, 1e-6, 10),
+    "seed": (int, -(2**63), 2**63 - 1), "min_tokens": (int, 0, INT32_MAX),
+}  # fmt: skip
+"""Sampling parameters: kind, least, most."""
+LIMITS: Final = ("max_completion_tokens", "max_tokens")
+UNUSED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": (False, 0), "top_logprobs": (0,),
+    "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
+    "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "audio": (), "prediction": (), "reasoning_effort": (), "verbosity": (),
+    "web_search_options": (), "store": (False,),
+}  # fmt: skip
+"""What no family here has, and the values that do not ask for it."""
+IGNORED: Final = frozenset(("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"))
+OURS: Final = "trefoil_"
+TRITONS: Final = ("priority", "timeout")
+_SHARED: Final = frozenset(("model", "stream", "stream_options", "stop", "ignore_eos", *NUMBERS, *LIMITS, *UNUSED))
+_MESSAGE: Final = frozenset(("role", "content", "name", "refusal", "annotations", "tool_call_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for text. `messages` of a chat, else `prompt`. `sampling`: parameters that were given.
+    `parameters`: for the request, by their names (`trefoil_*`, priority, timeout)."""
+
+    model: str
+    prompt: str
+    messages: tuple[Mapping[str, Any], ...]
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    sampling: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+
+
+def read(given: Mapping[str, Any], headers: Mapping[str, str], chat: bool) -> Asked:
+    """Read a body; `headers` Trefoil-* are request parameters, which the body overrides.
+
+    Raises:
+        InvalidInput: naming the field.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    content = "messages" if chat else "prompt"
+    known = _SHARED | {content} | IGNORED | set(TRITONS)
+    for name in given:
+        if name not in known and not name.startswith(OURS):
+            raise InvalidInput("is no parameter of this API here", field=name, remedy=one_of(sorted(known), name))
+    for name in UNUSED.keys() & given.keys():
+        if not any(type(given[name]) is type(value) and given[name] == value for value in UNUSED[name]):
+            allowed = ", ".join(repr(value) for value in UNUSED[name])
+            remedy = f"leave it out{allowed and f', or send {allowed}'}"
+            raise InvalidInput("no family here has that", field=name, value=given[name], remedy=remedy)
+    stream = _flag(given, "stream")
+    return Asked(
+        model=_text(given, "model"),
+        prompt="" if chat else _prompt(given),
+        messages=_messages(given) if chat else (),
+        stream=stream,
+        include_usage=_include_usage(given, stream),
+        max_tokens=_max_tokens(given, chat),
+        stops=_stops(given),
+        sampling=_sampling(given),
+        parameters=_parameters(given, headers),
+    )
+
+
+def _wrong(field: str, value: Any, why: str, remedy: str) -> InvalidInput:
+    return InvalidInput(why, field=field, value=value, remedy=remedy)
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name)
+    if type(value) is not str or not value:
+        raise _wrong(name, "missing" if value is None else value, "is no text", "send a string that is not empty")
+    return value
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if type(value) is not bool:
+        raise _wrong(name, value, "is no boolean", "send true or false")
+    return value
+
+
+def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
+    options = given.get("stream_options", {})
+    if type(options) is not dict or options.keys() - {"include_usage", "include_obfuscation"}:
+        raise _wrong("stream_options", options, "is not known", 'send {"include_usage": true}')
+    if options and not stream:
+        raise _wrong("stream_options", options, "needs stream = true", "leave it out, or stream")
+    return _flag({name: value for name, value in options.items() if value is not None}, "include_usage")
+
+
+def _number(given: Mapping[str, Any], name: str, kind: type, least: float, most: float) -> Any:
+    value = given[name]
+    fits = type(value) is int or (kind is float and type(value) is float)
+    if not fits or not least <= value <= most:
+        what = "a number" if kind is float else "an integer"
+        raise _wrong(name, value, "is out of range, or of another type", f"send {what} in {least:g}..{most:g}")
+    return value
+
+
+def _max_tokens(given: Mapping[str, Any], chat: bool) -> int | None:
+    named = [name for name in LIMITS if name in given]
+    if len(named) > 1:
+        remedy = "send max_completion_tokens alone"
+        raise _wrong("max_tokens", given["max_tokens"], "max_completion_tokens is given too", remedy)
+    if named:
+        return int(_number(given, named[0], int, 1, INT32_MAX))
+    return None if chat else COMPLETION_TOKENS
+
+
+def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:
+    value = given.get("stop", [])
+    stops = [value] if type(value) is str else value
+    if (
+        type(stops) is not list
+        or len(stops) > STOPS_MAX
+        or not all(type(stop) is str and 0 < len(stop) <= STOP_CHARS_MAX for stop in stops)
+    ):
+        remedy = f"send a string, or up to {STOPS_MAX}, each of 1 to {STOP_CHARS_MAX} characters"
+        raise _wrong("stop", value, "is no stop sequence", remedy)
+    return tuple(stops)
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: _number(given, name, *NUMBERS[name]) for name in NUMBERS if name in given}
+    return found | {name: _flag(given, name) for name in ("ignore_eos",) if name in given}
+
+
+def _prompt(given: Mapping[str, Any]) -> str:
+    value = given.get("prompt", "missing" if "prompt" not in given else None)
+    texts = value if type(value) is list else [value]
+    if "prompt" not in given or len(texts) != 1 or type(texts[0]) is not str:
+        raise _wrong("prompt", value, "is not one text", "send one string; token ids and several prompts are not taken")
+    return str(texts[0])
+
+
+def _messages(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    value = given.get("messages", [])
+    if type(value) is not list or not value:
+        raise _wrong("messages", value, "has no message", 'send [{"role": "user", "content": "..."}]')
+    return tuple(_message(f"messages[{at}]", one) for at, one in enumerate(value))
+
+
+def _message(field: str, value: Any) -> Mapping[str, Any]:
+    if type(value) is not dict:
+        raise _wrong(field, value, "is no object", 'send {"role": "user", "content": "..."}')
+    found = {name: one for name, one in value.items() if one is not None}
+    role = found.get("role")
+    if role not in ROLES:
+        raise _wrong(f"{field}.role", role or "missing", "is no role", one_of(ROLES))
+    for name in found:
+        if name not in _MESSAGE:
+            raise _wrong(f"{field}.{name}", found[name], "no family here has that", "leave it out")
+    made = {"role": "system" if role == "developer" else role, "content": _content(field, found.get("content"))}
+    return made | ({"name": _text(found, "name")} if "name" in found else {})
+
+
+def _content(field: str, value: Any) -> str:
+    """Text of a message, that of its parts together."""
+    parts: Sequence[Any] = [{"type": "text", "text": value}] if type(value) is str else value
+    texts = []
+    for part in parts if type(parts) is list else [parts]:
+        if type(part) is not dict or part.get("type") != "text" or type(part.get("text")) is not str:
+            shown = "missing" if value is None else value
+            raise _wrong(f"{field}.content", shown, "is no text", 'send a string, or [{"type": "text", "text": "..."}]')
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _parameters(given: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for header, value in headers.items():
+        if header.startswith("trefoil-"):
+            name = header.replace("-", "_")
+            plain = name.removeprefix(OURS)
+            found[plain if plain in TRITONS else name] = int(value) if plain in TRITONS and value.isdigit() else value
+    return found | {name: value for name, value in given.items() if name.startswith(OURS) or name in TRITONS}

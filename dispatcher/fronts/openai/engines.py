@@ -1,0 +1,163 @@
+"""A request for text in the tensors of a family's contract, and its answers as text, tokens and a reason. Pure.
+
+Three APIs (`trefoil/runtime/given/llm_backends.py`): Triton's backends vllm and tensorrtllm, and PROMPT to TOKEN, which
+decodes greedily. What an engine has no tensor for is refused, unless its value changes nothing.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dispatcher.fronts.openai.bodies import COMPLETION_TOKENS, Asked
+from dispatcher.fronts.openai.text import AnswerText
+from dispatcher.fronts.rest.generate import decode
+from dispatcher.request.contracts import Contract
+from dispatcher.routing.core.receipts import SLICE
+from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.runtime.given.llm_backends import ANSWER, MAX_TOKENS, PROMPT, SAMPLING, VLLM, api_of
+
+GREEDY: Final = "trefoil"
+DEFAULT_MAX_TOKENS: Final = "default_max_tokens"
+"""Parameter of a family: most tokens of a chat that names none."""
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "top_p": (1,), "min_p": (0,), "top_k": (-1, 0), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "repetition_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
+}  # fmt: skip
+"""Values of sampling parameters that change nothing."""
+REASONS: Final = ("stop", "length")
+BYTES_PER_TOKEN: Final = 4
+
+
+def text_api(contract: Contract, model: str) -> str:
+    """API of a family; raises InvalidInput if it generates no text."""
+    api = api_of(contract.config.config)
+    if not api:
+        raise InvalidInput("generates no text", field="model", value=model, remedy="GET /v1/models names those that do")
+    return api
+
+
+def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]:
+    """Inputs of a family that generates text, by name.
+
+    Raises:
+        InvalidInput: it has no parameter that was given.
+        TrefoilError: its default is no number.
+    """
+    config = contract.config.config
+    api, inputs = api_of(config), {tensor.name for tensor in config.input}
+    if api == GREEDY:
+        _refuse_sampling(asked, asked.sampling)
+        return {"PROMPT": prompt} | ({"MAX_TOKENS": asked.max_tokens} if asked.max_tokens else {})
+    most = asked.max_tokens or _default_max_tokens(config)
+    stops = list(asked.stops)
+    if api == VLLM:
+        # With the stop sequence in the text, it is found here, whatever an engine sends before it has found it.
+        ends = {"stop": stops, "include_stop_str_in_output": True} if stops else {}
+        sampling = {MAX_TOKENS: most, **asked.sampling, **ends}
+        values: dict[str, Any] = {PROMPT: prompt, SAMPLING: json.dumps(sampling)}
+    else:
+        _refuse_sampling(asked, asked.sampling.keys() - inputs)
+        values = {PROMPT: prompt, MAX_TOKENS: most}
+        values |= {name: value for name, value in asked.sampling.items() if name in inputs}
+        values |= {"stop_words": stops} if stops and "stop_words" in inputs else {}
+    flags = ("exclude_input_in_output", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
+    return values | {"stream": contract.decoupled} | {flag: True for flag in flags if flag in inputs}
+
+
+def _refuse_sampling(asked: Asked, names: Any) -> None:
+    greedy = names is asked.sampling
+    for name in sorted(names):
+        value, neutral = asked.sampling[name], NEUTRAL.get(name, ())
+        if greedy and (name == "seed" or (name, value) in (("temperature", 0), ("top_k", 1))):
+            continue
+        if value not in neutral:
+            why = f"{asked.model} decodes greedily" if greedy else f"{asked.model} has no such parameter"
+            same = "temperature 0" if greedy and name == "temperature" else ", ".join(map(str, neutral))
+            raise InvalidInput(why, field=name, value=value, remedy=f"leave it out{same and f', or send {same}'}")
+
+
+def _default_max_tokens(config: Any) -> int:
+    given = config.parameters[DEFAULT_MAX_TOKENS].string_value if DEFAULT_MAX_TOKENS in config.parameters else ""
+    if not given:
+        return COMPLETION_TOKENS
+    if not given.isdecimal() or not int(given):
+        raise TrefoilError(
+            "is no number of tokens", field=DEFAULT_MAX_TOKENS, value=given,
+            remedy="correct that parameter in the family's config.pbtxt",
+        )  # fmt: skip
+    return int(given)
+
+
+class TextAnswer:
+    """One answer on its way to a client."""
+
+    def __init__(self, asked: Asked, prompt: str) -> None:
+        self.variant = ""
+        self.receipt: dict[str, Any] = {}
+        self._text = AnswerText(asked.stops)
+        self._most = asked.max_tokens
+        self._prompt_bytes = len(prompt.encode("utf-8", "replace"))
+        self._prompt_tokens: int | None = None
+        self._tokens = 0
+        self._counted = True  # by the engine
+        self._reason = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop sequence was found: nothing follows."""
+        return self._text.stopped
+
+    def add(self, response: Any, api: str) -> str:
+        """Text that a ModelInferResponse brings."""
+        told = decode(response)
+        self.variant = told.get("trefoil_variant", self.variant)
+        if SLICE in told:
+            self.receipt = {name: value for name, value in told.items() if name.startswith("trefoil_")}
+        piece = told.get("TOKEN" if api == GREEDY else ANSWER)
+        if piece is None:
+            return ""
+        self._count(told, api)
+        reason = _first(told.get("finish_reason"))
+        self._reason = reason if reason not in (None, "", "None") else self._reason
+        return self._text.add(str(_first(piece) or "").encode("utf-8", "surrogateescape"))
+
+    def end(self) -> str:
+        """Text that was kept back, once the answer has ended.
+
+        Raises:
+            TrefoilError: the engine broke it off.
+        """
+        if self._reason and self._reason not in REASONS and not self.stopped:
+            raise TrefoilError(f"the engine broke the answer off: {self._reason}", remedy="try again")
+        return self._text.end()
+
+    @property
+    def finish_reason(self) -> str:
+        """Reason why the answer ended."""
+        if self.stopped or self._reason:
+            return "stop" if self.stopped else self._reason
+        return "length" if self._most and self._tokens >= self._most else "stop"
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens by what the engine says, else estimates that are named."""
+        prompt, estimated = self._prompt_tokens, list[str]()
+        if prompt is None:
+            prompt = math.ceil(self._prompt_bytes / BYTES_PER_TOKEN)
+            estimated.append(f"prompt_tokens: {BYTES_PER_TOKEN} bytes a token")
+        if not self._counted:
+            estimated.append("completion_tokens: one an answer of the engine")
+        found = {"prompt_tokens": prompt, "completion_tokens": self._tokens, "total_tokens": prompt + self._tokens}
+        return found | ({"trefoil_estimated": "; ".join(estimated)} if estimated else {})
+
+    def _count(self, told: Mapping[str, Any], api: str) -> None:
+        count = _first(told.get("num_output_tokens"))
+        self._tokens += 1 if count is None else int(count)
+        self._counted = self._counted and (count is not None or api == GREEDY)
+        prompt = _first(told.get("num_input_tokens"))
+        self._prompt_tokens = self._prompt_tokens if prompt is None else int(prompt)
+
+
+def _first(value: Any) -> Any:
+    """The first element of an output, which stands without its list where it is the only one."""
+    return (value[0] if value else None) if type(value) is list else value

@@ -1,0 +1,287 @@
+"""OpenAI's API on the REST port: its unmodified Python package and curl, before real Tritons."""
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.support import engine_family
+from tests.support.dispatching import dispatching, until
+from tests.support.http_clients import needs
+from tests.support.special_models import SpecialTriton, special_plan
+from tests.support.special_world import World
+from tests.support.triton_process import TritonProcess
+from tests.unit.dispatcher.worlds import key, node
+from trefoil.core.common import Basis, Revision
+from trefoil.core.energy import ReceiptRate
+from trefoil.core.fleet import SliceState, SliceStatus
+from trefoil.core.plan import Route, RouteTarget
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+CHAT = engine_family.FAMILY
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "which way is the sea"}]
+PROMPT = "<system>be brief\n<user>which way is the sea\n<assistant>"
+SPELLERS = 1
+SLICE = key(9)
+
+
+def spelt(*pieces: bytes, **more) -> str:
+    """Prompt that makes the speller say these pieces."""
+    return json.dumps({"pieces": [piece.hex() for piece in pieces], **more})
+
+
+@pytest.fixture(scope="module")
+def tritons(tmp_path_factory):
+    """The stand-in for vLLM, and a Triton with the speller."""
+    folder = tmp_path_factory.mktemp("openai")
+    contract = engine_family.write_family(folder / "models") / "config.pbtxt"
+    parameter = f'parameters {{ key: "chat_template" value {{ string_value: {json.dumps(TEMPLATE)} }} }}\n'
+    contract.write_text(contract.read_text() + parameter)
+    hosted = engine_family.hosted(1)
+    installed = engine_family.installation(folder)
+    engine = TritonProcess(folder, 1, source=folder / "models", serving=hosted, triton=installed)
+    speller = SpecialTriton(folder, 0, 1, ("speller", "scores"))
+    try:
+        asyncio.run(_ready(engine, speller))
+        yield engine, speller
+    finally:
+        engine.close()
+        speller.close()
+
+
+async def _ready(engine, speller):
+    await asyncio.gather(engine.ready([engine_family.hosted(1)], 60.0), speller.ready())
+
+
+@pytest.fixture
+async def world(state, tmp_path, tritons) -> AsyncIterator[World]:
+    engine, speller = tritons
+    hosted = engine_family.hosted(1)
+    status = SliceStatus(
+        key=SLICE, generation=1, mig_uuid="MIG-9", state=SliceState.READY, hosted=(hosted,),
+        grpc_target=engine.launch.grpc_target, since_s=1.0, revision=Revision(1, 1, 0), credits=8,
+    )  # fmt: skip
+    target = RouteTarget(SLICE, hosted.variant, 0, 1.0, 8, False, "", 0.6, 1)
+    async with dispatching(state, tmp_path, rest_address="127.0.0.1:0", window_s=3600.0) as running:
+        made = World(running, state, [speller])
+        routes = [*special_plan([speller]).routes, Route(CHAT, "weighted", "fifo", (target,), 5000, 0, {})]
+        await made.publish(node([speller.status(), status]), routes)
+        await until(lambda: all(running.contracts.known(name) for name in ("speller", "scores", CHAT)))
+        yield made
+
+
+@pytest.fixture
+async def client(world) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=base(world), api_key="none", max_retries=0, timeout=60.0) as made:
+        yield made
+
+
+def base(world: World) -> str:
+    return f"http://{world.running.rest_address}/v1"
+
+
+async def test_models_are_the_families_that_generate_text(client):
+    assert [one.id async for one in client.models.list()] == [CHAT, "speller"]
+    assert (await client.models.retrieve(CHAT)).id == CHAT
+    for name in ("scores", "nobody"):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.models.retrieve(name)
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+async def test_answers_are_the_engines_own_with_usage_and_reason(client, world):
+    for most in (5, 200):
+        [(text, tokens, reason)] = engine_family.answer(1, PROMPT, max_tokens=most)
+        answer = await client.chat.completions.create(model=CHAT, messages=HELLO, max_completion_tokens=most)
+        assert answer.choices[0].message.content == text
+        assert answer.choices[0].finish_reason == reason
+        assert answer.system_fingerprint == "chat-small"
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (8, tokens)
+    [(text, tokens, reason)] = engine_family.answer(1, "once upon a time")
+    answer = await client.completions.create(model=CHAT, prompt="once upon a time")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, reason)
+    assert answer.usage.total_tokens == 4 + tokens
+    assert world.idle
+    assert world.local.accounting.load.totals[CHAT].answered == 3
+
+
+async def test_a_stream_brings_the_text_then_the_reason_then_usage_if_asked(client):
+    [(text, tokens, reason)] = engine_family.answer(1, PROMPT, max_tokens=9, temperature=0.5, seed=3)
+    sampling = {"max_tokens": 9, "temperature": 0.5, "seed": 3, "stream": True}
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        chunks = [
+            c async for c in await client.chat.completions.create(model=CHAT, messages=HELLO, **sampling, **options)
+        ]
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        assert choices[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in choices) == text
+        assert [choice.finish_reason for choice in choices] == [None] * tokens + [reason]
+        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == ([tokens] if options else [])
+        assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_many_streams_at_once_are_each_its_own(client, world):
+    async def one(number: int) -> str:
+        stream = await client.completions.create(model=CHAT, prompt=f"question {number}", max_tokens=20, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    texts = await asyncio.gather(*map(one, range(32)))
+    assert texts == [engine_family.answer(1, f"question {n}", max_tokens=20)[0][0] for n in range(32)]
+    assert world.idle
+
+
+async def test_stops_are_found_across_tokens_and_end_the_stream_on_its_slice(client, world):
+    """The speller knows no stops: what it says after one must not be seen, nor waited for."""
+    endless = spelt(b"one S", b"TO", b"P two", *[b" on"] * 2000, ms=20)
+    began_s = time.monotonic()
+    stream = await client.completions.create(model="speller", prompt=endless, stop=["nothing", "STOP"], stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "one "
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert time.monotonic() - began_s < 5.0
+    await until(lambda: world.idle)
+    answer = await client.completions.create(model="speller", prompt=spelt(b"a", b"b S", b"TO", b" end"), stop="STOP")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab STO end", "stop")
+    totals = world.local.accounting.load.totals["speller"]
+    assert (totals.answered, totals.failed, totals.by_code["CANCELLED"]) == (2, 0, 0), "who had enough was answered"
+    [(text, *_)] = engine_family.answer(1, "sea", max_tokens=40, ignore_eos=True)
+    stop = text[7:11]
+    answer = await client.completions.create(
+        model=CHAT, prompt="sea", max_tokens=40, stop=stop, extra_body={"ignore_eos": True}
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
+
+
+async def test_letters_are_whole_however_their_bytes_come(client):
+    sea = "Größe 海 🌊".encode()
+    prompt = spelt(*(sea[at : at + 1] for at in range(len(sea))), b"\xff", b"!", b"\xe6\xb5")
+    stream = await client.chat.completions.create(
+        model="speller", messages=[{"role": "user", "content": prompt}], stream=True
+    )
+    texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(texts) == "Größe 海 🌊\ufffd!", "what is no letter is marked, half of one at the end is left out"
+
+
+async def test_knobs_are_headers_and_extra_body_and_the_last_event_has_the_receipt(client, world):
+    await world.carbon()
+    await world.rates(ReceiptRate(SLICE, CHAT, "chat-small", 0.0, 0.0, 1.0, Basis.MEASURED, 60.0, 0.25))
+    asked = {"model": CHAT, "messages": HELLO, "max_tokens": 6}
+    answer = await client.chat.completions.create(**asked, extra_headers={"Trefoil-Receipt": "true"})
+    tokens = answer.usage.completion_tokens
+    assert answer.trefoil["trefoil_energy_j_estimate"] == pytest.approx(0.25 * tokens)
+    assert answer.trefoil["trefoil_slice"] == SLICE.name
+    stream = await client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}, extra_body={"trefoil_receipt": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert [hasattr(chunk, "trefoil") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].trefoil["trefoil_tokens_out"] == tokens
+    stopped = await client.completions.create(
+        model="speller", prompt=spelt(b"a.", b"b"), stop=".", extra_body={"trefoil_receipt": True}
+    )
+    assert (stopped.choices[0].text, stopped.trefoil["trefoil_tokens_out"]) == ("a", 1)
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.chat.completions.create(**asked, extra_headers={"Trefoil-Min-Accuracy": "0.99"})
+    assert caught.value.status_code == 400
+    assert "0.6" in caught.value.message
+    with pytest.raises(openai.BadRequestError, match="unknown request parameter trefoil_min"):
+        await client.chat.completions.create(**asked, extra_body={"trefoil_min": 0.5})
+    assert "trefoil" not in (await client.chat.completions.create(**asked)).model_extra
+
+
+async def test_a_client_that_leaves_frees_its_place_within_a_second(client, world):
+    long = {"model": CHAT, "prompt": "stay", "max_tokens": 250, "extra_body": {"ignore_eos": True}, "stream": True}
+    streams = [await client.completions.create(**long) for _ in range(4)]
+    for stream in streams:
+        await anext(aiter(stream))
+    left_s = time.monotonic()
+    for stream in streams:
+        await stream.close()
+    await until(lambda: world.idle)
+    assert time.monotonic() - left_s < 1.0
+
+
+BAD = [
+    ({"model": "nobody"}, 404, "model", "model_not_found", "does not exist"),
+    ({"model": "scores"}, 400, "model", None, "generates no text"),
+    ({"messages": []}, 400, "messages", None, "has no message"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role", None, "is no role"),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, 400, "max_tokens", None, "max_completion_tokens is given too"),
+    ({"n": 2}, 400, "n", None, "n = 2"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", None, "no family here has that"),
+    ({"temperature": "hot"}, 400, "temperature", None, "0..2"),
+    ({"temprature": 0}, 400, "temprature", None, "did you mean temperature"),
+    ({"messages": [{"role": "user", "content": "word " * 300}]}, 400, None, "context_length_exceeded", "256"),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "param", "code", "words"), BAD)
+async def test_a_bad_request_has_one_clear_error(client, world, change, status, param, code, words):
+    given = {"model": CHAT, "messages": HELLO, **change}
+    for stream in (False, True):
+        with pytest.raises(openai.APIStatusError, match=words) as caught:
+            await client.post("/chat/completions", body={**given, "stream": stream}, cast_to=object)
+        error = caught.value
+        assert (error.status_code, error.param, error.code, error.type) == (
+            status, param, code, "invalid_request_error",
+        )  # fmt: skip
+    assert world.idle
+
+
+async def test_http_that_is_wrong_is_told_so_in_openais_shape(world):
+    async with httpx.AsyncClient(base_url=f"http://{world.running.rest_address}", timeout=60.0) as plain:
+        for method, path, body, status, words in (
+            ("POST", "/v1/completions", b"{", 400, "failed to parse"),
+            ("POST", "/v1/completions", b"[]", 400, "not a JSON object"),
+            ("POST", "/v1/completions", b" " * (4 * 2**20 + 1), 413, "4194304 bytes"),
+            ("GET", "/v1/completions", b"", 405, "Method Not Allowed"),
+            ("POST", "/v1/models", b"{}", 405, "Method Not Allowed"),
+            ("POST", "/v1/embeddings", b"{}", 404, "not offered"),
+            ("HEAD", "/v1/chat/completions", b"", 405, ""),
+        ):
+            answer = await plain.request(method, path, content=body)
+            assert answer.status_code == status
+            if method != "HEAD":
+                error = answer.json()["error"]
+                assert words in error["message"]
+                assert set(error) == {"message", "type", "param", "code"}
+
+
+async def test_an_error_after_the_first_token_is_an_event_and_nothing_follows(client, world):
+    stream = await client.completions.create(model="speller", prompt=spelt(b"a", b"b", error="broken"), stream=True)
+    assert [(await anext(stream)).choices[0].text for _ in "ab"] == ["a", "b"]
+    with pytest.raises(openai.APIError, match="broken"):
+        await anext(stream)
+    with pytest.raises(openai.InternalServerError, match="broken"):
+        await client.completions.create(model="speller", prompt=spelt(b"a", error="broken"))
+    assert world.idle
+
+
+async def test_curl_sees_events_that_end_with_done(world):
+    needs("curl")
+    body = json.dumps({"model": CHAT, "messages": HELLO, "max_tokens": 3, "stream": True})
+    url = f"{base(world)}/chat/completions"
+    command = ["curl", "-sS", "-N", "-i", url, "-H", "Content-Type: application/json", "-d", body]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60, check=True)
+    head, _, events = done.stdout.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"content-type: text/event-stream" in head
+    lines = events.split(b"\n\n")
+    assert lines[-2:] == [b"data: [DONE]", b""]
+    texts = [json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"].get("content", "") for line in lines[:-2]]
+    assert "".join(texts) == engine_family.answer(1, PROMPT, max_tokens=3)[0][0]
+
+
+async def test_the_sync_client_works_as_well(world):
+    def ask() -> str:
+        with OpenAI(base_url=base(world), api_key="none", max_retries=0) as made:
+            return made.chat.completions.create(model=CHAT, messages=HELLO).choices[0].message.content
+
+    assert await asyncio.to_thread(ask) == engine_family.answer(1, PROMPT)[0][0]

@@ -1,0 +1,190 @@
+"""Bodies of OpenAI's API: what is read, what is refused, what an engine is asked."""
+
+import json
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.fronts.openai import bodies
+from dispatcher.fronts.openai.engines import text_inputs
+from dispatcher.fronts.rest.generate import PARAMETERS, encode
+from dispatcher.request.contracts import Contract, published
+from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.runtime.given.llm_backends import complete_vllm
+
+PYDOC = """
+name: "pydoc" max_batch_size: 8 model_transaction_policy { decoupled: true }
+input [ { name: "PROMPT" data_type: TYPE_STRING dims: [ 1 ] } ]
+input [ { name: "MAX_TOKENS" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "TOKEN" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+TRT = """
+name: "trt" max_batch_size: 8 model_transaction_policy { decoupled: true }
+parameters { key: "default_max_tokens" value { string_value: "512" } }
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] },
+  { name: "stop_words" data_type: TYPE_STRING dims: [ -1 ] }, { name: "temperature" data_type: TYPE_FP32 dims: [ 1 ] },
+  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] }, { name: "seed" data_type: TYPE_UINT64 dims: [ 1 ] },
+  { name: "return_num_output_tokens" data_type: TYPE_BOOL dims: [ 1 ] } ]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+TEXT = {"model": "m", "prompt": "hello"}
+
+
+def contract(text: str) -> Contract:
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    if not config.input:
+        complete_vllm(config)
+    metadata = pb.ModelMetadataResponse(name=config.name)
+    for of, tensors in ((metadata.inputs, config.input), (metadata.outputs, config.output)):
+        for tensor in tensors:
+            kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+            of.add(name=tensor.name, datatype=kind, shape=[-1] * bool(config.max_batch_size) + list(tensor.dims))
+    return published(config.name, metadata, config)
+
+
+VLLM = contract('name: "chat"')
+FAMILIES = (VLLM, contract(PYDOC), contract(TRT))
+
+
+def read(body: dict[str, Any], **headers: str) -> bodies.Asked:
+    return bodies.read(body, {name.replace("_", "-"): value for name, value in headers.items()}, "messages" in body)
+
+
+def test_what_is_given_is_read_and_what_is_null_counts_as_left_out():
+    asked = read({**CHAT, "max_tokens": 7, "stop": "x", "temperature": 0, "n": None, "tools": None, "user": "me"})
+    assert (asked.max_tokens, asked.stops, asked.sampling) == (7, ("x",), {"temperature": 0})
+    assert read(CHAT).max_tokens is None
+    assert read(TEXT).max_tokens == 16, "OpenAI's own default of completions"
+    assert read({**TEXT, "prompt": ["one"]}).prompt == "one"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    developer = {"role": "developer", "content": parts, "name": "x", "tool_calls": None}
+    assert read({**CHAT, "messages": [developer]}).messages == ({"role": "system", "content": "ab", "name": "x"},)
+    assert read({**CHAT, "stream": True, "stream_options": {"include_usage": True}}).include_usage
+
+
+def test_headers_are_request_parameters_which_the_body_overrides():
+    headers = {"trefoil_min_accuracy": "0.5", "trefoil_receipt": "true", "trefoil_priority": "1", "accept": "x"}
+    asked = read({**CHAT, "trefoil_receipt": False, "timeout": 5}, **headers)
+    assert asked.parameters == {
+        "trefoil_min_accuracy": "0.5", "trefoil_receipt": False, "priority": 1, "timeout": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": ""}, "model = '': is no text"),
+        ({"model": None}, "model = 'missing'"),
+        ({"messages": None}, r"messages = \[\]: has no message"),
+        ({"messages": [7]}, r"messages\[0\] = 7: is no object"),
+        ({"messages": [{"content": "x"}]}, r"messages\[0\].role = 'missing'"),
+        ({"messages": [{"role": []}]}, r"messages\[0\].role"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\].content = 'missing'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"messages\[0\].content"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, r"messages\[0\].tool_calls"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"max_tokens": True}, "max_tokens = True"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens is given too"),
+        ({"temperature": 2.5}, r"temperature = 2.5.*0\.\.2"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"top_p": 0}, "top_p = 0"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"stream": "yes"}, "stream = 'yes': is no boolean"),
+        ({"stream_options": {"include_usage": True}}, "needs stream = true"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
+        ({"n": 2}, "n = 2: no family here has that. Remedy: leave it out, or send 1"),
+        ({"n": True}, "n = True"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_token": 5}, "did you mean max_tokens"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(change, words):
+    with pytest.raises(InvalidInput, match=words):
+        read(CHAT | change)
+
+
+def test_a_prompt_is_one_text():
+    for prompt in (None, 7, [], ["a", "b"], [1, 2], [[1]]):
+        with pytest.raises(InvalidInput, match="prompt"):
+            read({"model": "m", "prompt": prompt})
+
+
+def test_vllm_gets_all_sampling_parameters_as_json_and_the_flags_that_its_contract_has():
+    asked = read({**CHAT, "max_tokens": 9, "top_k": 5, "stop": ["x"], "ignore_eos": True})
+    found = text_inputs(VLLM, asked, "hello")
+    assert json.loads(found.pop("sampling_parameters")) == {
+        "max_tokens": 9, "top_k": 5, "ignore_eos": True, "stop": ["x"], "include_stop_str_in_output": True,
+    }  # fmt: skip
+    assert found == {
+        "text_input": "hello", "stream": True, "exclude_input_in_output": True, "return_finish_reason": True,
+        "return_num_input_tokens": True, "return_num_output_tokens": True,
+    }  # fmt: skip
+
+
+def test_tensorrt_llm_gets_a_tensor_for_each_parameter_that_it_has():
+    asked = read({**CHAT, "temperature": 0.5, "seed": 3, "stop": ["x", "y"], "presence_penalty": 0})
+    found = text_inputs(contract(TRT), asked, "hello")
+    assert found == {
+        "text_input": "hello", "max_tokens": 512, "temperature": 0.5, "seed": 3, "stop_words": ["x", "y"],
+        "stream": True, "return_num_output_tokens": True,
+    }  # fmt: skip
+    message = pb.ModelInferRequest.FromString(encode(found, contract(TRT), "trt"))
+    assert {tensor.name: list(tensor.shape) for tensor in message.inputs}["stop_words"] == [1, 2]
+    with pytest.raises(InvalidInput, match=r"top_p = 0\.5: m has no such parameter"):
+        text_inputs(contract(TRT), read({**CHAT, "top_p": 0.5}), "hello")
+    with pytest.raises(TrefoilError, match="default_max_tokens = 'many'"):
+        text_inputs(contract(TRT.replace("512", "many")), read(CHAT), "hello")
+
+
+def test_a_greedy_family_takes_what_means_greedy_and_refuses_the_rest():
+    for fine in ({"temperature": 0}, {"top_p": 1}, {"top_k": 1}, {"seed": 5}, {"frequency_penalty": 0.0}, {"min_p": 0}):
+        assert text_inputs(contract(PYDOC), read(CHAT | fine), "def") == {"PROMPT": "def"}
+    for wrong in ({"temperature": 0.7}, {"top_p": 0.9}, {"repetition_penalty": 1.1}, {"ignore_eos": True}):
+        with pytest.raises(InvalidInput, match=f"{next(iter(wrong))} = .*: m decodes greedily. Remedy: leave it out"):
+            text_inputs(contract(PYDOC), read(CHAT | wrong), "def")
+    assert text_inputs(contract(PYDOC), read(CHAT | {"max_tokens": 5}), "def")["MAX_TOKENS"] == 5
+
+
+OTHERS = ("model", "messages", "prompt", "stream", "stop", "stream_options", "ignore_eos", "user", "trefoil_receipt")
+KEYS = sorted({*bodies.NUMBERS, *bodies.LIMITS, *bodies.UNUSED, *OTHERS, "priority", "timeout", "trefoil_x"})
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "user", "x"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def made_of(body: dict[str, Any], chat: bool, family: Contract) -> Any:
+    """Request for a family; the error if the body is refused."""
+    try:
+        asked = bodies.read(body, {}, chat)
+        inputs = text_inputs(family, asked, asked.prompt)
+        return pb.ModelInferRequest.FromString(encode({**inputs, PARAMETERS: dict(asked.parameters)}, family, "m"))
+    except InvalidInput as error:
+        return error
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), st.booleans())
+def test_wrong_types_anywhere_are_refused_or_reach_an_engine(change, chat):
+    """Whatever a body holds: an error that names a field, or a request of the family's tensors."""
+    for family in FAMILIES:
+        made = made_of((CHAT if chat else TEXT) | change, chat, family)
+        if isinstance(made, InvalidInput):
+            assert made.field or "Unicode" in str(made)
+        else:
+            assert {tensor.name for tensor in made.inputs} <= {tensor.name for tensor in family.metadata.inputs}
