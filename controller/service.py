@@ -28,6 +28,7 @@ from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import IdentityKey, Revision
+from trefoil.core.demand import Measured
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.parts import PartSettings
 from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, RolloutState
@@ -378,7 +379,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
     async def GetServed(self, request: Any, context: Any) -> Any:
         """What was served of late, by family and class."""
         window_s, served, base = self._loop.served()
-        rows = [pb.Served(**{name: v for name, v in asdict(one).items() if v is not None}) for one in served]
+        rows = [pb.Served(**asdict(one)) for one in served]
         return pb.GetServedResponse(window_s=window_s, served=rows, base_basis=base.basis, base_unknown=base.unknown)
 
     async def GetFleet(self, request: Any, context: Any) -> Any:
@@ -493,7 +494,8 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
             grams = f"{measured.grams_per_request * 1e3:.3g} mg a request"
         lines.append(
             f"measured over {measured.window_s:g} s: p95 {measured.latency_ms_p95:.0f} ms, "
-            f"{measured.slo_attainment:.1%} within {objective.slo_ms:g} ms, accuracy {measured.accuracy:.4f}, {grams}"
+            f"{measured.slo_attainment:.1%} within {objective.slo_ms:g} ms{_tokens_text(measured, objective)}, "
+            f"accuracy {measured.accuracy:.4f}, {grams}"
         )
     lines += _carbon_lines(view)
     if view.fleet.stale:
@@ -503,6 +505,18 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
     if state not in FINAL_STATES or state == RolloutState.HALTED:
         lines.append(f"rollout {state.name}: {rolling}")
     return "\n".join(lines)
+
+
+def _tokens_text(measured: Measured, objective: Objective) -> str:
+    """What the tokens of streams took, each against its objective; "" of a family without streams."""
+    tokens, text = measured.tokens, ""
+    found = ((tokens.ttft_ms_p95, tokens.ttft_attainment), (tokens.tpot_ms_p95, tokens.tpot_attainment))
+    for (name, limit_ms, _), (p95_ms, share) in zip(objective.token_slo.each, found, strict=True):
+        if p95_ms is not None:
+            text += f", {name.upper()} p95 {p95_ms:.1f} ms"
+        if limit_ms and share is not None:
+            text += f" ({share:.1%} within {limit_ms:g} ms)"
+    return text
 
 
 def _carbon_lines(view: PlanView) -> list[str]:

@@ -1,7 +1,7 @@
 """Settings of the controller: every bound and period it has, with its unit."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -12,7 +12,15 @@ from trefoil.core import policies
 from trefoil.core.carbon import RUNGS, Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
 from trefoil.core.errors import NotFound
-from trefoil.core.objective import SETTING_NAMES, ActMode, Objective, ObjectiveMode
+from trefoil.core.objective import (
+    PERCENTILE,
+    SETTING_NAMES,
+    ActMode,
+    Objective,
+    ObjectiveMode,
+    TokenSlo,
+    token_slo,
+)
 from trefoil.core.parts import Kind, Value, load_own_parts
 from trefoil.runtime.config import FIXED, ServiceSettings, Settings
 
@@ -70,6 +78,19 @@ class Slo(Settings):
     """Percent of requests that must meet it."""
     latency_ms: float = Field(gt=0)
     """Limit of their latency."""
+    ttft_ms: float | None = Field(default=None, gt=0)
+    """Of a family that streams tokens: limit of the time to the first token."""
+    ttft_percentile: float = Field(default=PERCENTILE, gt=0, lt=100)
+    """Percent of streams that must meet it."""
+    tpot_ms: float | None = Field(default=None, gt=0)
+    """Of a family that streams tokens: limit of a stream's mean time from one token to the next."""
+    tpot_percentile: float = Field(default=PERCENTILE, gt=0, lt=100)
+    """Percent of streams that must meet it."""
+
+    @property
+    def tokens(self) -> TokenSlo:
+        """Its objectives of tokens."""
+        return token_slo(self.ttft_ms, self.ttft_percentile, self.tpot_ms, self.tpot_percentile)
 
 
 class Accuracy(Settings):
@@ -169,6 +190,7 @@ class ObjectiveTerms(Settings):
             "mode": ObjectiveMode[self.type.upper()],
             "slo_ms": self.slo.latency_ms,
             "slo_quantile": self.slo.percentile / 100,
+            **asdict(self.slo.tokens),
             "min_accuracy": self.accuracy.floor,
             "hard_min_accuracy": self.accuracy.hard_floor,
             "lambda_weight": self.lambda_weight,

@@ -125,6 +125,7 @@ class Accountant:
         self._offsets: dict[str, float] = {}  # by which that one's was shifted
         self._answered, self._answered_tenants, self._receipts_tenants = _Booked(), _Booked(), _Booked()
         self._tokens, self._unanswered, self._unanswered_j = _Booked(), _Booked(), _Booked()
+        self._streams = _Booked()
         self._base_of: tuple[object, ...] = ()
         self._base_catalog: Catalog | None = None
         self._types: dict[str, DeviceType] = {}  # of devices, also of those that are gone: their samples may come late
@@ -260,6 +261,7 @@ class Accountant:
             self._answered.counts = dict(windows.answered)
             self._answered_tenants.counts = dict(windows.answered_tenants)
             self._tokens.counts = dict(windows.tokens)
+            self._streams.counts = dict(windows.streams)
             self._receipts_tenants.counts = dict(windows.receipt_j_tenants)
             self._unanswered.counts = dict(windows.unanswered_tenants)
             self._unanswered_j.counts = dict(windows.unanswered_j_tenants)
@@ -465,6 +467,8 @@ class Accountant:
         for (family, variant), new in self._tokens.grown(windows.tokens):
             self._add(family, "tokens", new)
             self._add(family, f"tokens:{variant}", new)
+        for (family, name), new in self._streams.grown(windows.streams):
+            self._add(family, name, new)
         for (family, tenant), new in self._answered_tenants.grown(windows.answered_tenants):
             self._add(family, f"tenant_requests:{tenant}", new)
         for (family, tenant), joules in self._receipts_tenants.grown(windows.receipt_j_tenants):

@@ -11,6 +11,9 @@ from trefoil.core.objective import ActMode
 from trefoil.core.plan import Rollout, RolloutState
 from trefoil.runtime.telemetry import Metrics
 
+TOKEN_SLO: Final = (
+    "trefoil_token_slo_seconds", "trefoil_token_slo_quantile_ratio", "trefoil_token_slo_attainment_ratio"
+)  # fmt: skip
 MODES: Final = tuple(m.name.lower() for m in ActMode if m)
 STATES: Final = tuple(s.name.lower() for s in RolloutState if s)
 FORECASTS: Final = ("used", "refused", "none")
@@ -42,6 +45,13 @@ def set_view_metrics(
         metrics.set("trefoil_slo_latency_seconds", objective.slo_ms / 1e3, family=family)
         metrics.set("trefoil_slo_quantile_ratio", objective.slo_quantile, family=family)
         metrics.set("trefoil_accuracy_floor_ratio", objective.min_accuracy, family=family)
+        for of, limit_ms, quantile in objective.token_slo.each:
+            if limit_ms:
+                metrics.set("trefoil_token_slo_seconds", limit_ms / 1e3, family=family, objective=of)
+                metrics.set("trefoil_token_slo_quantile_ratio", quantile, family=family, objective=of)
+            else:
+                for name in TOKEN_SLO:
+                    metrics.drop(name, family, of)
     metrics.set_one_of("trefoil_act_mode", "mode", control.mode.name.lower(), MODES)
     metrics.set_one_of("trefoil_rollout_state", "state", rollout.state.name.lower(), STATES)
     rung = RUNGS.get(last.rung, "") if last else ""
@@ -56,6 +66,10 @@ def set_view_metrics(
         metrics.set("trefoil_accuracy_ratio", measured.accuracy, family=family)
         metrics.set("trefoil_latency_seconds", measured.latency_ms_p95 / 1e3, family=family, quantile="0.95")
         metrics.set("trefoil_latency_seconds", measured.latency_ms_p99 / 1e3, family=family, quantile="0.99")
+        tokens = measured.tokens
+        for of, attained in (("ttft", tokens.ttft_attainment), ("tpot", tokens.tpot_attainment)):
+            if attained is not None:
+                metrics.set("trefoil_token_slo_attainment_ratio", attained, family=family, objective=of)
         if measured.grams_per_request is not None:
             metrics.set("trefoil_grams_per_request", measured.grams_per_request, family=family)
     if view.current is not None:

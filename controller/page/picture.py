@@ -8,7 +8,7 @@ from trefoil.core.fleet import DeviceState, DeviceStatus, SliceState, SliceStatu
 from trefoil.core.objective import Objective
 from trefoil.core.units import HOUR_S
 from trefoil.overview.known import saving_unknown
-from trefoil.overview.served import Promises, promises
+from trefoil.overview.served import TOKEN_OBJECTIVES, Promises, promises
 from trefoil.overview.troubles import known_trouble_lines, nodes_of
 from trefoil.runtime import codec
 
@@ -84,6 +84,19 @@ def _family(row: Mapping[str, Any], promised: Promises) -> dict[str, Any]:
         "accuracy": _shown(row["accuracy"], "{:.4f}"),
         "floor": f"{promised.floor:.4f}" if promised.floor else "",
         "inaccurate": promised.inaccurate,
+        "tokens": [_token_time(name, row["tokens"], promised) for name in TOKEN_OBJECTIVES] if row["tokens"] else [],
+    }
+
+
+def _token_time(name: str, tokens: Mapping[str, Any], promised: Promises) -> dict[str, Any]:
+    limit_ms = tokens[f"{name}_ms"]
+    return {
+        "name": name.upper(),
+        "p95": _shown(tokens[f"{name}_ms_p95"], "{:.1f}"),
+        "slo": f"{limit_ms:g}" if limit_ms else "",
+        "in_slo": _shown(tokens[f"{name}_attainment"], "{:.1%}"),
+        "asked": f"{tokens[f'{name}_quantile']:.1%}",
+        "late": name in promised.slow,
     }
 
 

@@ -207,6 +207,8 @@ def _node(node: NodePlan, governor: str) -> NodePlan:
 
 
 def _route(route: Route, catalog: Catalog, router: str, queue: str, params: Mapping[str, float]) -> Route:
-    classes = next((family.classes for family in catalog.families if family.name == route.family), {})
-    slo_ms = {name: latency_ms for name, (latency_ms, _) in classes.items() if name}
-    return replace(route, router=router, queue=queue, class_slo_ms=slo_ms, params={**route.params, **params})
+    known = next((family for family in catalog.families if family.name == route.family), None)
+    slo_ms = {name: latency_ms for name, (latency_ms, _) in known.classes.items() if name} if known else {}
+    tokens = {name: slo for name, slo in known.token_classes.items() if name} if known else {}
+    params = {**route.params, **params}
+    return replace(route, router=router, queue=queue, class_slo_ms=slo_ms, class_token_slo=tokens, params=params)

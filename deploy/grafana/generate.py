@@ -215,6 +215,18 @@ CARBON: Final = Dashboard(
 )
 
 OF_FAMILY: Final = 'family="$family"'
+
+
+def of_objective(of: str) -> str:
+    """Labels of an objective of tokens, ttft or tpot, of the family that is shown."""
+    return f'{OF_FAMILY}, objective="{of}"'
+
+
+def token_slo(name: str, of: str) -> str:
+    """A metric of an objective of tokens."""
+    return f"{name}{{{of_objective(of)}}}"
+
+
 FAMILY: Final = Dashboard(
     "family",
     "family",
@@ -319,6 +331,53 @@ FAMILY: Final = Dashboard(
                 [(rate("trefoil_slice_energy_joules_total", "variant", OF_FAMILY), "{{variant}}")],
                 "watt",
                 stacked=True,
+            ),
+        ],
+        [
+            *(
+                lines(
+                    title,
+                    [
+                        *((quantile(q, f"trefoil_{of}_seconds", OF_FAMILY), f"p{100 * q:g}") for q in (0.5, 0.95)),
+                        (f"max({leader(token_slo('trefoil_token_slo_seconds', of))})", "SLO"),
+                    ],
+                    "s",
+                    w=6,
+                    says="Of families that stream tokens.",
+                    dashed=["SLO"],
+                )
+                for of, title in (("ttft", "Time to the first token"), ("tpot", "Time from token to token"))
+            ),
+            lines(
+                "Streams within the SLO of tokens",
+                [
+                    *(
+                        (
+                            f"{rate('trefoil_token_slo_within_total', '', of_objective(of))} / "
+                            f"({rate('trefoil_token_slo_streams_total', '', of_objective(of))} > 0)",
+                            of.upper(),
+                        )
+                        for of in ("ttft", "tpot")
+                    ),
+                    (f"min({leader(f'trefoil_token_slo_quantile_ratio{{{OF_FAMILY}}}')})", "objective"),
+                ],
+                "percentunit",
+                w=6,
+                most=1,
+                dashed=["objective"],
+            ),
+            lines(
+                "Tokens and joules of each",
+                [
+                    (rate("trefoil_tokens_total", "", OF_FAMILY), "tokens/s"),
+                    (
+                        f"{rate('trefoil_slice_energy_joules_total', '', OF_FAMILY)} / "
+                        f"({rate('trefoil_tokens_total', '', OF_FAMILY)} > 0)",
+                        "active J per token",
+                    ),
+                ],
+                "short",
+                w=6,
             ),
         ],
     ],

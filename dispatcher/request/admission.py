@@ -16,6 +16,7 @@ from dispatcher.routing import request_parameters
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
+from dispatcher.service.accounting import StreamEnd
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.kserve_wire import FIELDS_MAX
@@ -92,10 +93,26 @@ class Request:
     trace: Trace = NO_TRACE
     pick: Pick | None = None
     sent_s: float = 0.0
-    tokens_out: int = 0  # answers of its stream so far
+    streams: bool = False  # of a decoupled family: its tokens are timed
+    tokens_out: int = 0  # of its stream so far
+    tokens_first: int = 0  # of these in the first answer that had any
+    tokens_in: int = 0  # of its prompt, as the engine counts them; 0: it does not
+    first_token_s: float = 0.0  # when the first and the last token left
+    last_token_s: float = 0.0
     forwarded: bool = False  # to another worker, which books its end
     served_ms: float = 0.0
     enough_s: float = 0.0  # when its client needed no more answers of its stream; 0.0 = it is read to its end
+
+    def stream_end(self, until_s: float = 0.0) -> StreamEnd:
+        """What the tokens of its stream took. `until_s`: when it failed, whose wait since the last token counts too."""
+        if not self.tokens_out:
+            return StreamEnd(tokens_in=self.tokens_in)
+        later, last_s = self.tokens_out - self.tokens_first, max(self.last_token_s, until_s)
+        return StreamEnd(
+            1e3 * (self.first_token_s - self.ticket.arrived_s),
+            1e3 * (last_s - self.first_token_s) / later if later else None,
+            self.tokens_in,
+        )
 
 
 class Admission:

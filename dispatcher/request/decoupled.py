@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
@@ -29,6 +30,10 @@ from dispatcher.transport.core.grpc_framing import JOIN
 from trefoil.core.errors import Unavailable
 
 REFUSED: Final = "INVALID_ARGUMENT: "  # a model's word for what is the request's own fault (`_shared/decoder.py`)
+TOKENS_OUT, TOKENS_IN = "num_output_tokens", "num_input_tokens"
+"""Outputs by which engines count tokens (vLLM's and TensorRT-LLM's backends): of this answer, and of the prompt."""
+COUNT_MAX: Final = 1 << 20  # tokens of one answer that are taken for true
+COUNT_TYPES: Final = {"INT32": "<i4", "UINT32": "<u4", "INT64": "<i8", "UINT64": "<u8"}
 TEXT_BEFORE_MAX: Final = 300  # Triton may put the request's id before it
 _NOT_SERVED: Final = re.compile(r"unknown model|server not ready|server exiting|not at ready state", re.IGNORECASE)
 _parse = pb.ModelStreamInferResponse.FromString
@@ -91,6 +96,7 @@ class DecoupledRequest:
             StatusError: it failed with a status, before or after the first answer.
             QueueFull, Unavailable, InvalidInput: it got no slice.
         """
+        request.streams = True
         if self._reads_lengths(request.ticket.family):
             request.ticket = await self._lengths.scored(request.ticket, JOIN(request.payload))
         while True:
@@ -158,7 +164,9 @@ class DecoupledRequest:
         elif inner.outputs or inner.model_version:
             self._version = inner.model_version
             if inner.outputs:
-                self._inference.record_token(request, self._version)
+                request.tokens_in = max(request.tokens_in, engine_count(inner, TOKENS_IN) or 0)
+                counted = engine_count(inner, TOKENS_OUT)
+                self._inference.record_tokens(request, self._version, 1 if counted is None else counted)
             data = self._with_suffix(request, inner, final)
         elif not wants_final:
             data = b""
@@ -208,6 +216,21 @@ class DecoupledRequest:
             self._inference.slice_failed(request, self._error, usual=False)
             if not self._grpc_error:  # else it is still to be refused
                 self._inference.record_failure(request, self._error.code.name, self._error.details)
+
+
+def engine_count(answer: Any, name: str) -> int | None:
+    """Tokens that an engine says by an output of this name, of all choices together; None: it does not say.
+
+    Without the engine's count an answer that has outputs is one token: exact for engines that stream token by token.
+    """
+    for index, output in enumerate(answer.outputs):
+        if output.name == name and output.datatype in COUNT_TYPES and index < len(answer.raw_output_contents):
+            raw, kind = answer.raw_output_contents[index], np.dtype(COUNT_TYPES[output.datatype])
+            if len(raw) % kind.itemsize or len(raw) > COUNT_MAX:
+                return None
+            count = int(np.frombuffer(raw, kind).astype(object).sum())
+            return count if 0 <= count <= COUNT_MAX else None
+    return None
 
 
 def error_of(answer: Any) -> StatusError | None:

@@ -28,6 +28,7 @@ from trefoil.core.carbon import CarbonRatio, CarbonReading, current_ratio
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.fleet import NodeStatus, SliceKey
+from trefoil.core.objective import NO_TOKEN_SLO, TokenSlo
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.clock import Clock
@@ -220,6 +221,15 @@ class Routing:
                 return of_class
         objective = table.objectives.get(family)
         return objective.slo_ms if objective is not None else 0.0
+
+    def token_slo(self, family: str, slo_class: str) -> TokenSlo:
+        """Objectives of a stream's tokens: its class's, else its family's."""
+        table = self.table
+        route = table.routes.get(table.chains.get(family, ("",))[0]) if slo_class else None
+        if route is not None and slo_class in route.class_token_slo:
+            return route.class_token_slo[slo_class]
+        objective = table.objectives.get(family)
+        return objective.token_slo if objective is not None else NO_TOKEN_SLO
 
     def _queue_of(self, route: Route) -> AsyncFamilyQueue:
         """The queue of a family, or of the group that its router takes; it brings along what it had in another one."""

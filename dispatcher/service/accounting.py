@@ -10,16 +10,17 @@ floor(starts_at) + i. The rates that price answers are kept beside.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from dispatcher.routing.core.receipts import Receipts
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.demand import NO_STREAMS, LoadCell, LoadKey, LoadWindow, StreamCounts
 from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, build_histogram, merge
+from trefoil.core.objective import TokenSlo
 
 OTHER: Final = "other"
 CLASS_WINDOWS: Final = 120
@@ -31,6 +32,29 @@ NOTHING_SEEN: Final = build_histogram(())
 
 _Answer = tuple[float, float, float, int, float]
 """What it took in all, in the queue and on its last slice [ms]; its items; when it came [UTC s]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """What a stream that ended took [ms]: to its first token, and from one token to the next; None: it had none such.
+    `tokens_in`: of its prompt, 0 where the engine does not count them."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tokens_in: int = 0
+
+
+@dataclass(slots=True)
+class _Streams:
+    ttft_asked: int = 0
+    ttft_within: int = 0
+    tpot_asked: int = 0
+    tpot_within: int = 0
+    tokens_in: int = 0
+    ttft_ms: list[float] = field(default_factory=list)
+    tpot_ms: list[float] = field(default_factory=list)
+    ttft: Histogram = NOTHING_SEEN
+    tpot: Histogram = NOTHING_SEEN
 
 
 @dataclass(slots=True)
@@ -56,6 +80,7 @@ class _Cell:
     # Counted many at once (`_count`): one alone would cost a request more than its router does.
     answers: list[_Answer] = field(default_factory=list)
     stages: list[tuple[float, float]] = field(default_factory=list)  # [ms]: latency of the whole, time of the stage
+    streams: _Streams | None = None
     latency: Histogram = NOTHING_SEEN
     queue: Histogram = NOTHING_SEEN
     service: Histogram = NOTHING_SEEN
@@ -142,9 +167,32 @@ class LoadCounters:
         if len(answers) >= UNCOUNTED_MAX:
             self._count(key, cell)
 
-    def token(self, family: str, variant: str, slice_: SliceKey, slo_class: str, tenant: str = "") -> None:
-        """Count a token when it is answered, however its request ends."""
-        self._cell((family, variant, slice_, slo_class, tenant)).tokens += 1
+    def tokens(self, family: str, variant: str, slice_: SliceKey, slo_class: str, count: int, tenant: str = "") -> None:
+        """Count tokens when they are answered, however their request ends."""
+        self._cell((family, variant, slice_, slo_class, tenant)).tokens += count
+
+    def streamed(
+        self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, end: StreamEnd, slo: TokenSlo,
+        tenant: str = "",
+    ) -> None:  # fmt: skip
+        """Count a stream that ended, in the cell in which its answer or failure counts. `slo`: of its class, else its
+        family's. One without a first token failed before it, and misses that objective."""
+        key = (family, variant, slice_, slo_class, tenant)
+        cell = self._cell(key)
+        streams = cell.streams = cell.streams or _Streams()
+        streams.tokens_in += end.tokens_in
+        if end.ttft_ms is not None:
+            streams.ttft_ms.append(end.ttft_ms)
+        if slo.ttft_ms:
+            streams.ttft_asked += 1
+            streams.ttft_within += end.ttft_ms is not None and end.ttft_ms <= slo.ttft_ms
+        if end.tpot_ms is not None:
+            streams.tpot_ms.append(end.tpot_ms)
+            if slo.tpot_ms:
+                streams.tpot_asked += 1
+                streams.tpot_within += end.tpot_ms <= slo.tpot_ms
+        if len(streams.ttft_ms) >= UNCOUNTED_MAX:
+            self._count(key, cell)
 
     def passed(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, items: int,
@@ -236,6 +284,10 @@ class LoadCounters:
             passed_ms, stage_ms = zip(*cell.stages, strict=True)
             cell.stages.clear()
             cell.passed, cell.service = _with(cell.passed, passed_ms), _with(cell.service, stage_ms)
+        if (streams := cell.streams) is not None:
+            streams.ttft, streams.tpot = _with(streams.ttft, streams.ttft_ms), _with(streams.tpot, streams.tpot_ms)
+            streams.ttft_ms.clear()
+            streams.tpot_ms.clear()
         if not cell.answers:
             return
         latency_ms, queue_ms, service_ms, items, at_s = zip(*cell.answers, strict=True)
@@ -307,5 +359,12 @@ def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
         unanswered_items=cell.unanswered_done[1],
         unanswered_tokens=cell.unanswered_done[2],
         unanswered_j=cell.unanswered_j,
+        streams=_frozen_streams(cell.streams),
         arrived_per_s=tuple(cell.seconds[second] for second in range(max(cell.seconds, default=-1) + 1)),
     )
+
+
+def _frozen_streams(streams: _Streams | None) -> StreamCounts:
+    if streams is None:
+        return NO_STREAMS
+    return StreamCounts(**{each.name: getattr(streams, each.name) for each in fields(StreamCounts)})

@@ -15,7 +15,7 @@ from typing import Final
 
 from dispatcher.service.core.fallback_rungs import CAUSES
 from dispatcher.service.local_worker import LocalWorker
-from trefoil.core.demand import LoadWindow
+from trefoil.core.demand import NO_STREAMS, LoadWindow, StreamCounts
 from trefoil.core.errors import StartError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket_middle_ms
@@ -61,10 +61,26 @@ class DispatcherMetrics:
                 self._metrics.inc("trefoil_requests_unanswered_total", cell.unanswered, family=family, variant=variant)
             for code, count in cell.failed_by_code.items():
                 self._metrics.inc("trefoil_requests_total", count, family=family, code=code)
+            if cell.streams != NO_STREAMS:
+                self._streams(cell.streams, family, variant)
             self._observe("trefoil_request_duration_seconds", cell.latency, family=family)
             self._observe("trefoil_queue_duration_seconds", cell.queue, family=family)
             self._observe("trefoil_service_duration_seconds", cell.service, family=family, variant=variant)
         self._state()
+
+    def _streams(self, streams: StreamCounts, family: str, variant: str) -> None:
+        if streams.tokens_in:
+            self._metrics.inc("trefoil_prompt_tokens_total", streams.tokens_in, family=family, variant=variant)
+        for objective, asked, within in (
+            ("ttft", streams.ttft_asked, streams.ttft_within),
+            ("tpot", streams.tpot_asked, streams.tpot_within),
+        ):
+            if asked:
+                labels = {"family": family, "objective": objective}
+                self._metrics.inc("trefoil_token_slo_streams_total", asked, **labels)
+                self._metrics.inc("trefoil_token_slo_within_total", within, **labels)
+        self._observe("trefoil_ttft_seconds", streams.ttft, family=family)
+        self._observe("trefoil_tpot_seconds", streams.tpot, family=family, variant=variant)
 
     def _observe(self, name: str, histogram: Histogram, **labels: str) -> None:
         if not histogram.total:

@@ -51,8 +51,8 @@ class World(DispatcherSystem):
     def tokens(self) -> int:
         """Booked in the window that is open and in those that were closed."""
         window = self.local.accounting.close_window(WallClock().now_s(), Revision())
-        self.booked = getattr(self, "booked", 0) + sum(cell.tokens_out for cell in window.cells)
-        return self.booked
+        self.cells = [*getattr(self, "cells", ()), *window.cells]
+        return sum(cell.tokens_out for cell in self.cells)
 
     async def rate(self, rate: ReceiptRate) -> None:
         await self.carbon()
@@ -98,12 +98,22 @@ async def world(state, tmp_path: Path) -> AsyncIterator[World]:
 async def test_tokens_are_the_models_own_and_are_booked_and_priced(world):
     await world.rate(ReceiptRate(key(0), FAMILY, "pydoc-s", 0.0, 0.0, 1.0, Basis.MEASURED, 60.0, 0.25))
     asked = [(prompt, None) for prompt in prompts()[:24]]
+    began_s = time.monotonic()
     found = await asyncio.gather(*(ask(world.address, request(p, trefoil_receipt=True)) for p, _ in asked))
+    whole_ms = 1e3 * (time.monotonic() - began_s)
     wanted = alone(asked, VERSION)
     assert [one.tokens for one in found] == wanted
     assert world.tokens() == sum(map(len, wanted))
     receipts = [(one.final, len(one.tokens)) for one in found if one.final["trefoil_slice"] == key(0).name]
     assert 0 < len(receipts) < len(found), "both slices served"
+    streams = [cell.streams for cell in world.cells]
+    assert sum(one.ttft.total for one in streams) == len(found)
+    assert sum(one.tpot.total for one in streams) == sum(len(one) > 1 for one in wanted)
+    for one in found:
+        first_ms, next_ms, later = one.final["trefoil_ttft_ms"], one.final.get("trefoil_tpot_ms"), len(one.tokens) - 1
+        assert (next_ms is None) == (later == 0)
+        assert 0.5 * STEP_MS <= first_ms <= first_ms + later * (next_ms or 0.0) <= whole_ms
+        assert next_ms is None or next_ms >= 0.5 * STEP_MS
     for told, tokens in receipts:
         assert told["trefoil_tokens_out"] == tokens
         assert told["trefoil_energy_j_estimate"] == pytest.approx(0.25 * tokens)

@@ -11,6 +11,7 @@ from trefoil.core.cpus.rows import CpuRows
 from trefoil.core.device_types import profile_type
 from trefoil.core.errors import CatalogError, NotFound, ProfileMissing, one_of
 from trefoil.core.fleet import Hosted, family_of, stage_model
+from trefoil.core.objective import TokenSlo
 
 PARTS_MAX: Final = 4
 """Restricted catalogues that are kept: of what is planned, and of that with what lent devices hold, now and before."""
@@ -32,7 +33,8 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Family: variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile).
+    """Family: variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile),
+    `token_classes` those with objectives of tokens to these.
 
     `tokens_mean`: of a generative family, tokens of the answer that its profile's rows are of; 0 of any other.
     `batching`: Triton joins requests that wait to batches (`dynamic_batching` of its config.pbtxt).
@@ -46,6 +48,7 @@ class Family:
     sequence: bool = False
     tokens_mean: float = 0.0
     batching: bool = False
+    token_classes: Mapping[str, TokenSlo] = field(default_factory=dict)
 
     def variant(self, name: str) -> Variant:
         """Variant of a name.

@@ -7,6 +7,7 @@ from typing import Final
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import EMPTY, Histogram
+from trefoil.core.objective import TokenSlo
 
 PROBE_ID: Final = "trefoil-probe"
 """Id of a request by which Trefoil itself tries a model."""
@@ -23,6 +24,27 @@ class LoadKey:
     slice: SliceKey | None = None
     tenant: str = ""
     slo_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCounts:
+    """Counts of streams that ended, however they did.
+
+    `ttft` [ms]: arrival to first token, of those that had one; `tpot` [ms]: mean time from one token to the next, of
+    those that had later ones. `*_asked`: of those whose family or class has that objective, a stream that failed before
+    its first token included; `*_within`: of these the ones that met it. `tokens_in`: of prompts, as engines count them.
+    """
+
+    ttft: Histogram = EMPTY
+    tpot: Histogram = EMPTY
+    ttft_asked: int = 0
+    ttft_within: int = 0
+    tpot_asked: int = 0
+    tpot_within: int = 0
+    tokens_in: int = 0
+
+
+NO_STREAMS: Final = StreamCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +77,7 @@ class LoadCell:
     unanswered_items: float = 0.0
     unanswered_tokens: float = 0.0
     unanswered_j: float = 0.0
+    streams: StreamCounts = NO_STREAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +169,26 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """Times of tokens over a span: p95 [ms], and the share of streams that met their objective; None: no stream."""
+
+    ttft_ms_p95: float | None = None
+    ttft_attainment: float | None = None
+    tpot_ms_p95: float | None = None
+    tpot_attainment: float | None = None
+
+    def short_of(self, slo: TokenSlo, margin: float = 0.0) -> list[tuple[str, float, float, float]]:
+        """Objectives that too few streams met: name, limit [ms], share asked less a margin, share that met it."""
+        found = {"ttft": self.ttft_attainment, "tpot": self.tpot_attainment}
+        missed = []
+        for name, limit_ms, quantile in slo.each:
+            share = found[name]
+            if limit_ms and share is not None and share < quantile - margin:
+                missed.append((name, limit_ms, quantile - margin, share))
+        return missed
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Service of a family measured over the last `window_s`. Accuracy is that of the variants that answered.
 
@@ -161,3 +204,4 @@ class Measured:
     rate_per_s: float
     window_s: float
     joules_per_request: float | None = None
+    tokens: TokenTimes = TokenTimes()

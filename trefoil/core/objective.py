@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from trefoil.core.errors import InvalidInput
+
 SETTING_NAMES: Final = {
     "mode": "type",
     "slo_ms": "slo.latency_ms",
     "slo_quantile": "slo.percentile",
+    "ttft_ms": "slo.ttft_ms",
+    "ttft_quantile": "slo.ttft_percentile",
+    "tpot_ms": "slo.tpot_ms",
+    "tpot_quantile": "slo.tpot_percentile",
     "min_accuracy": "accuracy.floor",
     "hard_min_accuracy": "accuracy.hard_floor",
     "replicas_min": "availability.replicas_min",
@@ -45,9 +51,77 @@ class ActMode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenSlo:
+    """SLO of a stream's tokens: TTFT, from the request's arrival to its first token, and TPOT, the mean time from one
+    token to the next; each with the share of streams that meet it, in (0, 1). 0: none."""
+
+    ttft_ms: float = 0.0
+    ttft_quantile: float = 0.0
+    tpot_ms: float = 0.0
+    tpot_quantile: float = 0.0
+
+    @property
+    def each(self) -> tuple[tuple[str, float, float], ...]:
+        """Name, limit [ms] and quantile of each; of limit 0 there is none."""
+        return ("ttft", self.ttft_ms, self.ttft_quantile), ("tpot", self.tpot_ms, self.tpot_quantile)
+
+
+NO_TOKEN_SLO: Final = TokenSlo()
+PERCENTILE: Final = 95.0
+"""Percentile of an objective that names none."""
+
+
+def token_slo(ttft_ms: float | None, ttft_percentile: float, tpot_ms: float | None, tpot_percentile: float) -> TokenSlo:
+    """Objectives of tokens as settings state them: None is none, and takes its percentile along."""
+    return TokenSlo(
+        ttft_ms or 0.0,
+        ttft_percentile / 100 if ttft_ms else 0.0,
+        tpot_ms or 0.0,
+        tpot_percentile / 100 if tpot_ms else 0.0,
+    )
+
+
+def check_token_slo(slo: TokenSlo, slo_ms: float, *, generative: bool) -> None:
+    """Refuse objectives of tokens that mean nothing. `slo_ms`: of the whole answer, 0: none.
+
+    Raises:
+        InvalidInput: naming field, value and remedy.
+    """
+    for name, limit_ms, quantile in slo.each:
+        field_, share = f"slo.{name}_ms", f"slo.{name}_percentile"
+        if not limit_ms:
+            if quantile:
+                raise InvalidInput(
+                    f"promises nothing without {field_}", field=share, value=100 * quantile, remedy=f"set {field_}"
+                )
+            continue
+        if not generative:
+            raise InvalidInput(
+                "of a family that streams no tokens",
+                field=field_,
+                value=limit_ms,
+                remedy="leave it out; slo.latency_ms is of its answers",
+            )
+        if not 0 < limit_ms < math.inf:
+            raise InvalidInput(
+                "must be above 0", field=field_, value=limit_ms, remedy="set milliseconds, or leave it out for none"
+            )
+        if not 0 < quantile < 1:
+            raise InvalidInput("must be between 0 and 100", field=share, value=100 * quantile, remedy="write e.g. 95")
+        if slo_ms and limit_ms > slo_ms:
+            raise InvalidInput(
+                f"is above slo.latency_ms {slo_ms:g}, which is of all tokens",
+                field=field_,
+                value=limit_ms,
+                remedy=f"at most {slo_ms:g}, or raise slo.latency_ms",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Objective:
     """Objective of one family. Accuracies are absolute fractions; `slo_quantile` in (0, 1).
 
+    `ttft_ms` to `tpot_quantile`: as in `TokenSlo`, of families that stream tokens.
     `devices`: those that it may use, for planners that allocate whole devices; none: as the planner deals them.
     """
 
@@ -67,11 +141,22 @@ class Objective:
     replicas_min: int = 0
     spread_min: int = 0
     devices: tuple[str, ...] = ()
+    ttft_ms: float = 0.0
+    ttft_quantile: float = 0.0
+    tpot_ms: float = 0.0
+    tpot_quantile: float = 0.0
+
+    @property
+    def token_slo(self) -> TokenSlo:
+        """Objectives of its tokens."""
+        return TokenSlo(self.ttft_ms, self.ttft_quantile, self.tpot_ms, self.tpot_quantile)
 
 
 def objective_text(objective: Objective) -> str:
     """What an objective asks for, in one line: SLO, and what the accuracy floor binds: a mean, or every instant."""
     text = f"{objective.family}: p{100 * objective.slo_quantile:g} <= {objective.slo_ms:g} ms; "
+    for name, limit_ms, quantile in objective.token_slo.each:
+        text += f"{name.upper()} p{100 * quantile:g} <= {limit_ms:g} ms; " if limit_ms else ""
     floor, never = f"accuracy >= {objective.min_accuracy:.4f}", f"never < {objective.hard_min_accuracy:.4f}"
     match objective.mode:
         case ObjectiveMode.INSTANT:

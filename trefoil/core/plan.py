@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
-from trefoil.core.objective import Objective
+from trefoil.core.objective import Objective, TokenSlo
 
 SCALARS: Final = frozenset({str, float, int, bool, type(None)})
 
@@ -121,7 +121,8 @@ class RouteTarget:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Route of one family's requests. `class_slo_ms`: of the classes whose objective is not the family's."""
+    """Route of one family's requests. `class_slo_ms`, `class_token_slo`: of the classes whose objective is not the
+    family's."""
 
     family: str = ""
     router: str = ""
@@ -131,6 +132,7 @@ class Route:
     queue_bytes_max: int = 0
     params: Mapping[str, float] = field(default_factory=dict)
     class_slo_ms: Mapping[str, float] = field(default_factory=dict)
+    class_token_slo: Mapping[str, TokenSlo] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +192,9 @@ class Plan:
                 plain_target["weight"] = round(target.weight, 9)
                 targets.append(plain_target)
             plain_route = {**plain(replace(route, targets=())), "targets": targets}
-            if not route.class_slo_ms:  # as digests were before routes had any
-                del plain_route["class_slo_ms"]
+            for name in ("class_slo_ms", "class_token_slo"):  # as digests were before routes had any
+                if not plain_route[name]:
+                    del plain_route[name]
             plains.append(plain_route)
         return _digest(json.dumps([digests, plains], sort_keys=True))
 

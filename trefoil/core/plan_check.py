@@ -32,7 +32,7 @@ from trefoil.core.fleet import (
 from trefoil.core.objective import Objective
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.parts import Kind, check_name
-from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route, plain
 from trefoil.core.policies import SHIPPED
 
 WEIGHT_TOLERANCE: Final = 1e-6
@@ -289,6 +289,10 @@ def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, str, int], H
     for name, limit_ms in route.class_slo_ms.items():
         if why := complaint("slo_ms", limit_ms) or ("" if limit_ms > 0 else "no latency"):
             raise _wrong(why, f"{here}.class_slo_ms[{name}]", limit_ms, "correct it")
+    for name, slo in route.class_token_slo.items():
+        for field, value in plain(slo).items():
+            if why := complaint(field, value) or ("" if value >= 0 else "negative"):
+                raise _wrong(why, f"{here}.class_token_slo[{name}].{field}", value, "correct it")
     live = sorted((t for t in route.targets if not t.draining), key=lambda t: t.stage)
     for stage, targets in groupby(live, key=lambda t: t.stage):
         total = sum(t.weight for t in targets)

@@ -125,6 +125,9 @@ def saving_unknown(saving: Mapping[str, Any]) -> str:
 
 
 def _served_row(one: Any) -> dict[str, Any]:
-    """Values of a `Served` message; what is unset is None."""
-    fields = one.DESCRIPTOR.fields
-    return {f.name: getattr(one, f.name) if not f.has_presence or one.HasField(f.name) else None for f in fields}
+    """Values of a `Served` message, and of those in it; what is unset is None."""
+    found = {}
+    for field in one.DESCRIPTOR.fields:
+        value = getattr(one, field.name) if not field.has_presence or one.HasField(field.name) else None
+        found[field.name] = _served_row(value) if value is not None and field.message_type is not None else value
+    return found

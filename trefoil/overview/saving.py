@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trefoil.core.objective import FamilyOutcome, Objective, ObjectiveMode, missed
+from trefoil.overview.served import promises
 from trefoil.overview.totals import REQUESTS_MIN, own_requests
 
 COUNTED: Final = "requests:"  # of a variant, in the totals of an hour
@@ -36,6 +37,8 @@ def saving_withheld(
         outcome = FamilyOutcome(name, objective.slo_quantile, attained, floor, accuracy if whole else None)
         if why := missed([outcome]):
             return why
+        if slow := promises(row, objective).slow:
+            return f"{name} misses its {' and '.join(each.upper() for each in slow)}"
     return ""
 
 

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, ProfileRow, Provenance
+from trefoil.core.objective import NO_TOKEN_SLO, PERCENTILE, TokenSlo, check_token_slo, token_slo
 from trefoil.core.outside.ranges import Ranged
 from trefoil.core.power import fitted_sensitivity
 from trefoil.installation import MODELS, repositories
@@ -76,6 +77,15 @@ class _Class(Ranged):
 
     percentile: Annotated[float, Field(gt=0, lt=100)]
     latency_ms: Positive
+    ttft_ms: Positive | None = None
+    ttft_percentile: Annotated[float, Field(gt=0, lt=100)] = PERCENTILE
+    tpot_ms: Positive | None = None
+    tpot_percentile: Annotated[float, Field(gt=0, lt=100)] = PERCENTILE
+
+    @property
+    def token_slo(self) -> TokenSlo:
+        """Its objectives of tokens."""
+        return token_slo(self.ttft_ms, self.ttft_percentile, self.tpot_ms, self.tpot_percentile)
 
 
 class _Family(Ranged):
@@ -251,7 +261,23 @@ def _read_family(path: Path, below: Path) -> Family:
             value=read.tokens_mean,
             remedy="state them" if read.generative else "remove it",
         )
-    return Family(read.name, read.metric, variants, classes, read.generative, read.sequence_batching, read.tokens_mean)
+    tokens = {name: entry.token_slo for name, entry in read.classes.items() if entry.token_slo != NO_TOKEN_SLO}
+    if "" in tokens:
+        raise errors.CatalogError(
+            f'{path}: class "" has objectives of tokens, which are those of the family\'s objective',
+            field="classes",
+            value=tokens[""],
+            remedy="set slo.ttft_ms, slo.tpot_ms there; here they are of named classes",
+        )
+    for name, slo in tokens.items():
+        try:
+            check_token_slo(slo, classes[name][0], generative=read.generative)
+        except errors.InvalidInput as error:
+            raise errors.CatalogError(f"{path}: class {name!r}: {error}") from error
+    return Family(
+        read.name, read.metric, variants, classes, read.generative, read.sequence_batching, read.tokens_mean,
+        token_classes=tokens,
+    )  # fmt: skip
 
 
 def _parse_profile(path: Path, text: str, family: Family, variants: Sequence[str] = ()) -> tuple[ProfileRow, ...]:

@@ -8,16 +8,34 @@ What nobody answered or metered is None, never 0.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from controller.observe.core.load_windows import measured_cells
+from controller.observe.core.load_windows import measured_cells, token_times
 from trefoil.core.accounting import per_request
-from trefoil.core.catalog import Catalog
+from trefoil.core.catalog import Catalog, Family
 from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.objective import Objective
 
 DEFAULT_CLASS: Final = "(default)"  # requests that name no class, of a family that has classes
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTokens:
+    """Tokens of what was served, with the objectives that they are counted against; `ttft_ms`, `tpot_ms` 0: none."""
+
+    tokens: int
+    prompt_tokens: int
+    ttft_ms: float
+    ttft_quantile: float
+    ttft_ms_p95: float | None
+    ttft_attainment: float | None
+    tpot_ms: float
+    tpot_quantile: float
+    tpot_ms_p95: float | None
+    tpot_attainment: float | None
+    joules_per_token: float | None
+    grams_per_token: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,7 @@ class Served:
     accuracy: float | None
     joules_per_request: float | None
     grams_per_request: float | None
+    tokens: ServedTokens | None = None
 
 
 def served_by_class(
@@ -47,35 +66,36 @@ def served_by_class(
 ) -> list[Served]:
     """Served of a family over windows that cover `span_s`: all of it first, then each class that it has or was asked
     for. `joules` and `co2` [g]: what it drew and emitted in that time."""
-    family = objective.family
-    cells = [cell for window in windows for cell in window.cells if cell.key.family == family]
-    classes = catalog.family(family).classes
-    named = sorted({name for name in (*classes, *(cell.key.slo_class for cell in cells)) if name})
-    found = [_served(cells, "", objective.slo_ms, family, catalog, span_s, joules, co2)]
-    for name in ["", *named] if named else []:
-        slo_ms = classes[name][0] if name in classes and name else objective.slo_ms
-        mine = [cell for cell in cells if cell.key.slo_class == name]
-        found.append(_served(mine, name or DEFAULT_CLASS, slo_ms, family, catalog, span_s, None, None))
+    name, known = objective.family, catalog.family(objective.family)
+    cells = [cell for window in windows for cell in window.cells if cell.key.family == name]
+    classes = sorted({each for each in (*known.classes, *(cell.key.slo_class for cell in cells)) if each})
+    found = [_served(cells, "", objective, known, catalog, span_s, joules, co2)]
+    for slo_class in ["", *classes] if classes else []:
+        own = known.classes.get(slo_class) if slo_class else None
+        asked = replace(objective, slo_ms=own[0]) if own else objective
+        asked = replace(asked, **asdict(known.token_classes.get(slo_class, objective.token_slo)))
+        mine = [cell for cell in cells if cell.key.slo_class == slo_class]
+        found.append(_served(mine, slo_class or DEFAULT_CLASS, asked, known, catalog, span_s, None, None))
     return found
 
 
 def _served(
     cells: Sequence[LoadCell],
     name: str,
-    slo_ms: float,
-    family: str,
+    asked: Objective,
+    family: Family,
     catalog: Catalog,
     span_s: float,
     joules: float | None,
     co2: float | None,
 ) -> Served:
-    measured = measured_cells(cells, family, span_s, catalog) if span_s > 0 else None
+    measured = measured_cells(cells, family.name, span_s, catalog) if span_s > 0 else None
     answered = sum(cell.answered for cell in cells)
     failed = sum(sum(cell.failed_by_code.values()) for cell in cells)
     return Served(
-        family=family,
+        family=family.name,
         slo_class=name,
-        slo_ms=slo_ms,
+        slo_ms=asked.slo_ms,
         rate_per_s=measured.rate_per_s if measured is not None else 0.0,
         answered=answered,
         failed=failed,
@@ -84,4 +104,18 @@ def _served(
         accuracy=measured.accuracy if measured is not None and answered else None,
         joules_per_request=per_request(joules, answered),
         grams_per_request=per_request(co2, answered),
+        tokens=_tokens(cells, asked, joules, co2) if family.generative else None,
+    )
+
+
+def _tokens(cells: Sequence[LoadCell], asked: Objective, joules: float | None, co2: float | None) -> ServedTokens:
+    streams = [cell.streams for cell in cells]
+    tokens, times = sum(cell.tokens_out for cell in cells), token_times(streams)
+    return ServedTokens(
+        tokens=tokens,
+        prompt_tokens=sum(one.tokens_in for one in streams),
+        joules_per_token=per_request(joules, tokens),
+        grams_per_token=per_request(co2, tokens),
+        **asdict(asked.token_slo),
+        **asdict(times),
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, StaleRevision
-from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.objective import PERCENTILE, Objective, ObjectiveMode, check_token_slo
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.parts import PartSettings
 
@@ -44,6 +44,7 @@ def accept_objective(
     slo = replace(wanted, slo_ms=wanted.slo_ms or slo_ms, slo_quantile=wanted.slo_quantile or quantile)
     filled = replace(with_defaults(slo, pue), number=number + 1)
     _numbers(filled)
+    check_token_slo(filled.token_slo, filled.slo_ms, generative=family.generative)
     _reachable(filled, family, catalog)
     if planner is not None:
         for name, value in filled.params.items():
@@ -65,6 +66,8 @@ def with_defaults(wanted: Objective, pue: float) -> Objective:
         pue=wanted.pue or pue,
         replicas_min=wanted.replicas_min or REPLICAS_MIN,
         spread_min=wanted.spread_min or SPREAD_MIN,
+        ttft_quantile=wanted.ttft_quantile or (PERCENTILE / 100 if wanted.ttft_ms else 0.0),
+        tpot_quantile=wanted.tpot_quantile or (PERCENTILE / 100 if wanted.tpot_ms else 0.0),
         lambda_weight=(wanted.lambda_weight or LAMBDA) if wanted.mode == ObjectiveMode.LAMBDA else wanted.lambda_weight,
     )
 
@@ -124,3 +127,12 @@ def _reachable(objective: Objective, family: Family, catalog: Catalog) -> None:
             value=objective.slo_ms,
             remedy=f"at least {fastest.latency_ms_p95:g} ({fastest.variant} on {fastest.slice_type})",
         )
+    step_ms = fastest.latency_ms_p50 / family.tokens_mean if fastest is not None and family.tokens_mean else 0.0
+    for name in ("ttft_ms", "tpot_ms"):
+        if fastest is not None and 0 < getattr(objective, name) < step_ms:
+            raise InvalidInput(
+                f"no variant of {family.name} makes a token that fast on any profiled slice",
+                field=f"slo.{name}",
+                value=getattr(objective, name),
+                remedy=f"at least {math.ceil(1e3 * step_ms) / 1e3:g} ({fastest.variant} on {fastest.slice_type})",
+            )

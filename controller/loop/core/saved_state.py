@@ -88,7 +88,7 @@ def _values(objective: Objective) -> dict[str, Any]:
 
 
 def _as_setting(name: str, value: Any) -> Any:
-    return 100 * value if name == "slo_quantile" and value is not None else value
+    return 100 * value if name.endswith("_quantile") and value is not None else value
 
 
 def _text(value: Any) -> str:

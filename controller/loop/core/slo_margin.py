@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trefoil.core.brains import PlanView
-from trefoil.core.demand import ScaleSignal
+from trefoil.core.demand import Measured, ScaleSignal
+from trefoil.core.objective import Objective
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class SloMargin:
         """Raise the margin of every family that misses its SLO now, or whose governors want capacity, by `step` up to
         `limit`.
         """
-        quantiles = {o.family: o.slo_quantile for o in view.objectives}
-        short = {m.family for m in view.measured if m.slo_attainment < quantiles.get(m.family, 0.0)}
+        wanted = {o.family: o for o in view.objectives}
+        short = {m.family for m in view.measured if m.family in wanted and _missed(m, wanted[m.family])}
         for family in sorted(short | {family for signal in signals for family in signal.families}):
             self.by_family[family] = min(self.limit, self.by_family.get(family, 0.0) + self.step)
 
@@ -31,8 +32,12 @@ class SloMargin:
         """Lower the margin of every family that meets its SLO, `limit` in `wear_s`."""
         passed_s = view.now_s - self._worn_at_s if self._worn_at_s is not None else 0.0
         self._worn_at_s = view.now_s
-        quantiles = {o.family: o.slo_quantile for o in view.objectives}
+        wanted = {o.family: o for o in view.objectives}
         for measured in view.measured:
-            boost = self.by_family.get(measured.family, 0.0)
-            if boost and measured.slo_attainment >= quantiles.get(measured.family, 1.0):
+            boost, objective = self.by_family.get(measured.family, 0.0), wanted.get(measured.family)
+            if boost and objective is not None and not _missed(measured, objective):
                 self.by_family[measured.family] = max(0.0, boost - self.limit * max(0.0, passed_s) / self.wear_s)
+
+
+def _missed(measured: Measured, objective: Objective) -> bool:
+    return measured.slo_attainment < objective.slo_quantile or bool(measured.tokens.short_of(objective.token_slo))

@@ -23,7 +23,7 @@ from controller.observe.core.arrival_history import ArrivalHistory
 from controller.thresholds import WindowSettings
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
-from trefoil.core.demand import LoadCell, LoadWindow, Measured
+from trefoil.core.demand import NO_STREAMS, LoadCell, LoadWindow, Measured, StreamCounts, TokenTimes
 from trefoil.core.latency import Histogram, merge, quantile_ms
 from trefoil.core.units import HOUR_S
 
@@ -31,6 +31,8 @@ DISPERSION_MIN: Final = 20  # windows of a worker below which nothing is said
 DISPERSION_SIGMAS: Final = 2.6
 BUDGET_BUCKETS: Final = 240
 DAY_HOURS: Final = 24
+STREAM_SUMS: Final = ("tokens_in", "ttft_asked", "ttft_within", "tpot_asked", "tpot_within")
+"""Counts of streams that books keep by hour."""
 
 
 @dataclass(slots=True)
@@ -71,11 +73,13 @@ class LoadWindows:
         self.answered: Counter[tuple[str, str]] = Counter()
         self.answered_tenants: Counter[tuple[str, str]] = Counter()
         self.tokens: Counter[tuple[str, str]] = Counter()
+        self.streams: Counter[tuple[str, str]] = Counter()
         self.receipt_j_tenants: dict[tuple[str, str], float] = {}
         self.unanswered_tenants: Counter[tuple[str, str]] = Counter()
         self.unanswered_j_tenants: dict[tuple[str, str], float] = {}
-        """Answers by family and variant, by family and tenant, tokens by family and variant, joules by receipts [J];
-        requests that were executed without an answer, and their joules [J]: they only grow."""
+        """Answers by family and variant, by family and tenant, tokens by family and variant, counts of streams by
+        family and name, joules by receipts [J]; requests that were executed without an answer, and their joules [J]:
+        they only grow."""
         self._on_window = on_window
         self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
 
@@ -107,6 +111,8 @@ class LoadWindows:
                 self._charge_budget(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
             if cell.tokens_out:
                 self.tokens[cell.key.family, cell.key.variant] += cell.tokens_out
+            if cell.streams != NO_STREAMS:
+                self._count_streams(cell.key.family, cell.streams)
             if cell.receipt_j:
                 of = cell.key.family, cell.key.tenant
                 self.receipt_j_tenants[of] = self.receipt_j_tenants.get(of, 0.0) + cell.receipt_j
@@ -249,7 +255,7 @@ class LoadWindows:
         if found is None or not any(c.key.slo_class for c in cells):
             return found
         own = measured_cells([c for c in cells if not c.key.slo_class], family, span_s, catalog)
-        return found if own is None else replace(found, slo_attainment=own.slo_attainment)
+        return found if own is None else replace(found, slo_attainment=own.slo_attainment, tokens=own.tokens)
 
     def measured_in(
         self,
@@ -333,6 +339,11 @@ class LoadWindows:
             self._days.pop(family, None)
             self._first_hour = first if isinstance(first, int) else self._first_hour
 
+    def _count_streams(self, family: str, streams: StreamCounts) -> None:
+        for name in STREAM_SUMS:
+            if count := getattr(streams, name):
+                self.streams[family, name] += count
+
     def _count_arrivals(self, family: str, arrived: int, window: LoadWindow) -> None:
         hour = int((window.starts_at_s + window.ends_at_s) / 2 // HOUR_S)
         hours = self._hours[family]
@@ -396,6 +407,19 @@ def measured_cells(
         rate_per_s=arrived / span_s,
         window_s=span_s,
         joules_per_request=joules_per_request,
+        tokens=token_times([c.streams for c in cells]),
+    )
+
+
+def token_times(streams: Sequence[StreamCounts]) -> TokenTimes:
+    """Times of tokens of these streams."""
+    ttft, tpot = merge([s.ttft for s in streams]), merge([s.tpot for s in streams])
+    ttft_asked, tpot_asked = sum([s.ttft_asked for s in streams]), sum([s.tpot_asked for s in streams])
+    return TokenTimes(
+        quantile_ms(ttft, 0.95) if ttft.total else None,
+        sum([s.ttft_within for s in streams]) / ttft_asked if ttft_asked else None,
+        quantile_ms(tpot, 0.95) if tpot.total else None,
+        sum([s.tpot_within for s in streams]) / tpot_asked if tpot_asked else None,
     )
 
 

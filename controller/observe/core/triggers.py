@@ -11,7 +11,8 @@ Formulation, in order of urgency:
   objective  an objective's number differs from the plan's, or the fleet's watt cap does; a family is out of service
   load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
-  slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
+  slo        attainment (latency, TTFT, TPOT) < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after
+             the last plan
   scale      a governor is called up again at the top of its range; rested as slo
   accuracy   of the answers < the objective's floor less `ACCURACY_SLACK`, held and rested as slo (where the mix follows
              load, as with CLOVER's pull; policies that plan accuracy leave it out)
@@ -254,6 +255,12 @@ def _broken(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Tr
                 f"{measured.window_s:g} s < {limit:.1%}"
             )
             found[f"slo:{measured.family}"] = (thresholds.slo_hold_s, Trigger("slo", why))
+        for name, limit_ms, asked, share in measured.tokens.short_of(objective.token_slo, thresholds.slo_margin):
+            why = (
+                f"{measured.family}: {name.upper()} of {share:.1%} of streams within {limit_ms:g} ms over "
+                f"{measured.window_s:g} s < {asked:.1%}"
+            )
+            found[f"{name}:{measured.family}"] = (thresholds.slo_hold_s, Trigger("slo", why))
         floor = max(objective.min_accuracy, objective.hard_min_accuracy)
         if measured.accuracy < floor - ACCURACY_SLACK:
             why = f"{measured.family}: accuracy {measured.accuracy:.4f} over {measured.window_s:g} s < {floor:.4f}"

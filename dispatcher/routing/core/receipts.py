@@ -23,6 +23,8 @@ ENERGY: Final = "trefoil_energy_j_estimate"
 CARBON: Final = "trefoil_carbon_mg_estimate"
 SLICE: Final = "trefoil_slice"
 TOKENS: Final = "trefoil_tokens_out"
+TOKENS_IN: Final = "trefoil_tokens_in"
+TTFT, TPOT = "trefoil_ttft_ms", "trefoil_tpot_ms"
 BASIS: Final = "trefoil_receipt_basis"
 METHOD: Final = "trefoil_receipt_method"
 WRITTEN_MAX: Final = 4096  # receipts whose bytes are remembered
@@ -140,3 +142,11 @@ class Receipts:
             source = "simulated" if reading.simulated else reading.quality.name.lower()
             parts.append(f"{reading.intensity_g_per_kwh:g} g/kWh ({source}), PUE {self._published.pue:g}")
         return "; ".join((*parts, *self._stale_reasons))
+
+
+def stream_suffix(ttft_ms: float | None, tpot_ms: float | None, tokens_in: int) -> bytes:
+    """Parameters of a receipt that tell what the tokens of a stream took; what is not known is left out."""
+    data = kserve_wire.int64_parameter(TOKENS_IN, tokens_in) if tokens_in else b""
+    for name, value in ((TTFT, ttft_ms), (TPOT, tpot_ms)):
+        data += kserve_wire.double_parameter(name, value) if value is not None else b""
+    return data

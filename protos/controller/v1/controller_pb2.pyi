@@ -382,7 +382,7 @@ class GetServedRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Served(_message.Message):
-    __slots__ = ("family", "slo_class", "slo_ms", "rate_per_s", "answered", "failed", "latency_ms_p95", "slo_attainment", "accuracy", "joules_per_request", "grams_per_request")
+    __slots__ = ("family", "slo_class", "slo_ms", "rate_per_s", "answered", "failed", "latency_ms_p95", "slo_attainment", "accuracy", "joules_per_request", "grams_per_request", "tokens")
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SLO_CLASS_FIELD_NUMBER: _ClassVar[int]
     SLO_MS_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +394,7 @@ class Served(_message.Message):
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
     JOULES_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
     GRAMS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     family: str
     slo_class: str
     slo_ms: float
@@ -405,7 +406,36 @@ class Served(_message.Message):
     accuracy: float
     joules_per_request: float
     grams_per_request: float
-    def __init__(self, family: _Optional[str] = ..., slo_class: _Optional[str] = ..., slo_ms: _Optional[float] = ..., rate_per_s: _Optional[float] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., latency_ms_p95: _Optional[float] = ..., slo_attainment: _Optional[float] = ..., accuracy: _Optional[float] = ..., joules_per_request: _Optional[float] = ..., grams_per_request: _Optional[float] = ...) -> None: ...
+    tokens: ServedTokens
+    def __init__(self, family: _Optional[str] = ..., slo_class: _Optional[str] = ..., slo_ms: _Optional[float] = ..., rate_per_s: _Optional[float] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., latency_ms_p95: _Optional[float] = ..., slo_attainment: _Optional[float] = ..., accuracy: _Optional[float] = ..., joules_per_request: _Optional[float] = ..., grams_per_request: _Optional[float] = ..., tokens: _Optional[_Union[ServedTokens, _Mapping]] = ...) -> None: ...
+
+class ServedTokens(_message.Message):
+    __slots__ = ("tokens", "prompt_tokens", "ttft_ms", "ttft_quantile", "ttft_ms_p95", "ttft_attainment", "tpot_ms", "tpot_quantile", "tpot_ms_p95", "tpot_attainment", "joules_per_token", "grams_per_token")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_QUANTILE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_P95_FIELD_NUMBER: _ClassVar[int]
+    TTFT_ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_QUANTILE_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_P95_FIELD_NUMBER: _ClassVar[int]
+    TPOT_ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    JOULES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    prompt_tokens: int
+    ttft_ms: float
+    ttft_quantile: float
+    ttft_ms_p95: float
+    ttft_attainment: float
+    tpot_ms: float
+    tpot_quantile: float
+    tpot_ms_p95: float
+    tpot_attainment: float
+    joules_per_token: float
+    grams_per_token: float
+    def __init__(self, tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., ttft_quantile: _Optional[float] = ..., ttft_ms_p95: _Optional[float] = ..., ttft_attainment: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., tpot_quantile: _Optional[float] = ..., tpot_ms_p95: _Optional[float] = ..., tpot_attainment: _Optional[float] = ..., joules_per_token: _Optional[float] = ..., grams_per_token: _Optional[float] = ...) -> None: ...
 
 class GetServedResponse(_message.Message):
     __slots__ = ("window_s", "served", "base_basis", "base_unknown")

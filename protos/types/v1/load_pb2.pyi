@@ -25,8 +25,26 @@ class LoadKey(_message.Message):
     slo_class: str
     def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., tenant: _Optional[str] = ..., slo_class: _Optional[str] = ...) -> None: ...
 
+class StreamCounts(_message.Message):
+    __slots__ = ("ttft", "tpot", "ttft_asked", "ttft_within", "tpot_asked", "tpot_within", "tokens_in")
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    TPOT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_ASKED_FIELD_NUMBER: _ClassVar[int]
+    TTFT_WITHIN_FIELD_NUMBER: _ClassVar[int]
+    TPOT_ASKED_FIELD_NUMBER: _ClassVar[int]
+    TPOT_WITHIN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_FIELD_NUMBER: _ClassVar[int]
+    ttft: _common_pb2.Histogram
+    tpot: _common_pb2.Histogram
+    ttft_asked: int
+    ttft_within: int
+    tpot_asked: int
+    tpot_within: int
+    tokens_in: int
+    def __init__(self, ttft: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., tpot: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., ttft_asked: _Optional[int] = ..., ttft_within: _Optional[int] = ..., tpot_asked: _Optional[int] = ..., tpot_within: _Optional[int] = ..., tokens_in: _Optional[int] = ...) -> None: ...
+
 class LoadCell(_message.Message):
-    __slots__ = ("key", "arrived", "answered", "failed_by_code", "items", "within_slo", "tokens_out", "latency", "queue", "service", "in_flight_max", "arrived_per_s", "receipt_j", "receipts", "passed", "passed_items", "unanswered", "unanswered_work", "unanswered_items", "unanswered_tokens", "unanswered_j")
+    __slots__ = ("key", "arrived", "answered", "failed_by_code", "items", "within_slo", "tokens_out", "latency", "queue", "service", "in_flight_max", "arrived_per_s", "receipt_j", "receipts", "passed", "passed_items", "unanswered", "unanswered_work", "unanswered_items", "unanswered_tokens", "unanswered_j", "streams")
     class FailedByCodeEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +73,7 @@ class LoadCell(_message.Message):
     UNANSWERED_ITEMS_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_J_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
     key: LoadKey
     arrived: int
     answered: int
@@ -76,7 +95,8 @@ class LoadCell(_message.Message):
     unanswered_items: float
     unanswered_tokens: float
     unanswered_j: float
-    def __init__(self, key: _Optional[_Union[LoadKey, _Mapping]] = ..., arrived: _Optional[int] = ..., answered: _Optional[int] = ..., failed_by_code: _Optional[_Mapping[str, int]] = ..., items: _Optional[int] = ..., within_slo: _Optional[int] = ..., tokens_out: _Optional[int] = ..., latency: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., queue: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., service: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., in_flight_max: _Optional[int] = ..., arrived_per_s: _Optional[_Iterable[int]] = ..., receipt_j: _Optional[float] = ..., receipts: _Optional[int] = ..., passed: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., passed_items: _Optional[int] = ..., unanswered: _Optional[int] = ..., unanswered_work: _Optional[float] = ..., unanswered_items: _Optional[float] = ..., unanswered_tokens: _Optional[float] = ..., unanswered_j: _Optional[float] = ...) -> None: ...
+    streams: StreamCounts
+    def __init__(self, key: _Optional[_Union[LoadKey, _Mapping]] = ..., arrived: _Optional[int] = ..., answered: _Optional[int] = ..., failed_by_code: _Optional[_Mapping[str, int]] = ..., items: _Optional[int] = ..., within_slo: _Optional[int] = ..., tokens_out: _Optional[int] = ..., latency: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., queue: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., service: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., in_flight_max: _Optional[int] = ..., arrived_per_s: _Optional[_Iterable[int]] = ..., receipt_j: _Optional[float] = ..., receipts: _Optional[int] = ..., passed: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., passed_items: _Optional[int] = ..., unanswered: _Optional[int] = ..., unanswered_work: _Optional[float] = ..., unanswered_items: _Optional[float] = ..., unanswered_tokens: _Optional[float] = ..., unanswered_j: _Optional[float] = ..., streams: _Optional[_Union[StreamCounts, _Mapping]] = ...) -> None: ...
 
 class LoadWindow(_message.Message):
     __slots__ = ("dispatcher", "worker", "seq", "starts_at", "ends_at", "table", "cells")

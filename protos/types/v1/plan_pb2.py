@@ -27,7 +27,7 @@ from protos.types.v1 import common_pb2 as protos_dot_types_dot_v1_dot_common__pb
 from protos.types.v1 import fleet_pb2 as protos_dot_types_dot_v1_dot_fleet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/types/v1/plan.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cprotos/types/v1/common.proto\x1a\x1bprotos/types/v1/fleet.proto\"\xc8\x03\n\tObjective\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12-\n\x04mode\x18\x02 \x01(\x0e\x32\x1f.trefoil.types.v1.ObjectiveMode\x12\x0e\n\x06slo_ms\x18\x03 \x01(\x01\x12\x14\n\x0cslo_quantile\x18\x04 \x01(\x01\x12\x14\n\x0cmin_accuracy\x18\x05 \x01(\x01\x12\x15\n\rlambda_weight\x18\x06 \x01(\x01\x12 \n\x18\x62\x61se_intensity_g_per_kwh\x18\x07 \x01(\x01\x12\x1a\n\x12\x62\x61se_j_per_request\x18\x08 \x01(\x01\x12\x0b\n\x03pue\x18\t \x01(\x01\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x37\n\x06params\x18\x0b \x03(\x0b\x32\'.trefoil.types.v1.Objective.ParamsEntry\x12\x10\n\x08window_s\x18\x0c \x01(\x01\x12\x19\n\x11hard_min_accuracy\x18\r \x01(\x01\x12\x14\n\x0creplicas_min\x18\x0e \x01(\r\x12\x12\n\nspread_min\x18\x0f \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x10 \x03(\t\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"r\n\x0cPlannedSlice\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12(\n\x06hosted\x18\x02 \x03(\x0b\x32\x18.trefoil.types.v1.Hosted\x12\x0f\n\x07\x63redits\x18\x03 \x01(\r\"\xd5\x01\n\rPlannedDevice\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12-\n\x06target\x18\x02 \x01(\x0e\x32\x1d.trefoil.types.v1.DeviceState\x12.\n\x06slices\x18\x03 \x03(\x0b\x32\x1e.trefoil.types.v1.PlannedSlice\x12\x15\n\rclock_min_mhz\x18\x04 \x01(\r\x12\x15\n\rclock_max_mhz\x18\x05 \x01(\r\x12\x10\n\x08governor\x18\x06 \x01(\t\x12\x15\n\rpower_limit_w\x18\x07 \x01(\x01\"\x9b\x01\n\x08NodePlan\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x30\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x1f.trefoil.types.v1.PlannedDevice\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\t\"\xbc\x01\n\x0bRouteTarget\x12)\n\x05slice\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x0f\n\x07\x63redits\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x0c\n\x04tier\x18\x07 \x01(\t\x12\x10\n\x08\x61\x63\x63uracy\x18\x08 \x01(\x01\x12\x0f\n\x07version\x18\t \x01(\r\"\xfd\x02\n\x05Route\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x0e\n\x06router\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12.\n\x07targets\x18\x05 \x03(\x0b\x32\x1d.trefoil.types.v1.RouteTarget\x12\x1a\n\x12queue_requests_max\x18\x06 \x01(\r\x12\x17\n\x0fqueue_bytes_max\x18\x07 \x01(\x04\x12\x33\n\x06params\x18\x08 \x03(\x0b\x32#.trefoil.types.v1.Route.ParamsEntry\x12=\n\x0c\x63lass_slo_ms\x18\t \x03(\x0b\x32\'.trefoil.types.v1.Route.ClassSloMsEntry\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0f\x43lassSloMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x04\x10\x05R\x04lane\"\xa3\x01\n\x08\x45xpected\x12\x19\n\x11grams_per_request\x18\x01 \x01(\x01\x12\x1a\n\x12joules_per_request\x18\x02 \x01(\x01\x12\x16\n\x0elatency_ms_p95\x18\x03 \x01(\x01\x12\x10\n\x08\x61\x63\x63uracy\x18\x04 \x01(\x01\x12\x16\n\x0e\x63\x61pacity_per_s\x18\x05 \x01(\x01\x12\x0e\n\x06move_j\x18\x06 \x01(\x01\x12\x0e\n\x06move_s\x18\x07 \x01(\x01\"X\n\nInputStamp\x12\x0b\n\x03key\x18\x01 \x01(\t\x12/\n\x0bobserved_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rung\x18\x03 \x01(\r\"\xb1\x04\n\x04Plan\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0f\n\x07planner\x18\x03 \x01(\t\x12/\n\nobjectives\x18\x04 \x03(\x0b\x32\x1b.trefoil.types.v1.Objective\x12)\n\x05nodes\x18\x05 \x03(\x0b\x32\x1a.trefoil.types.v1.NodePlan\x12\'\n\x06routes\x18\x06 \x03(\x0b\x32\x17.trefoil.types.v1.Route\x12\x0b\n\x03why\x18\x07 \x01(\t\x12\x36\n\x08\x65xpected\x18\x08 \x03(\x0b\x32$.trefoil.types.v1.Plan.ExpectedEntry\x12\x16\n\x0eoptimality_gap\x18\t \x01(\x01\x12,\n\x06inputs\x18\n \x03(\x0b\x32\x1c.trefoil.types.v1.InputStamp\x12.\n\ncreated_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x65xploration\x18\x0c \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\r \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0e \x01(\t\x12\x11\n\tsignature\x18\x0f \x01(\t\x1aK\n\rExpectedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Expected:\x02\x38\x01\"\x80\x03\n\x07Rollout\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.trefoil.types.v1.RolloutState\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12*\n\x06moving\x18\x05 \x03(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12N\n\x14\x63\x61pacity_floor_per_s\x18\x06 \x03(\x0b\x32\x30.trefoil.types.v1.Rollout.CapacityFloorPerSEntry\x12\x0b\n\x03why\x18\x07 \x01(\t\x12)\n\x05since\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07spent_j\x18\t \x01(\x01\x1a\x38\n\x16\x43\x61pacityFloorPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xde\x02\n\x0e\x44\x65\x63isionRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x08revision\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0f\n\x07trigger\x18\x03 \x01(\t\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x11\n\tview_json\x18\x05 \x01(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0b\n\x03why\x18\x07 \x01(\t\x12@\n\x08versions\x18\x08 \x03(\x0b\x32..trefoil.types.v1.DecisionRecord.VersionsEntry\x12&\n\x02\x61t\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08solve_ms\x18\n \x01(\x01\x12\x16\n\x0ewall_limit_hit\x18\x0b \x01(\x08\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x81\x01\n\rObjectiveMode\x12\x1e\n\x1aOBJECTIVE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15OBJECTIVE_MODE_BUDGET\x10\x01\x12\x1a\n\x16OBJECTIVE_MODE_INSTANT\x10\x02\x12\x19\n\x15OBJECTIVE_MODE_LAMBDA\x10\x03*`\n\x07\x41\x63tMode\x12\x18\n\x14\x41\x43T_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41\x43T_MODE_OBSERVE\x10\x01\x12\x13\n\x0f\x41\x43T_MODE_ADVISE\x10\x02\x12\x10\n\x0c\x41\x43T_MODE_ACT\x10\x03*\x99\x02\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROLLOUT_STATE_APPLYING\x10\x01\x12\x1f\n\x1bROLLOUT_STATE_WAITING_READY\x10\x02\x12\x1d\n\x19ROLLOUT_STATE_WAITING_ACK\x10\x03\x12\x1f\n\x1bROLLOUT_STATE_WAITING_DRAIN\x10\x04\x12\x16\n\x12ROLLOUT_STATE_DONE\x10\x05\x12\x18\n\x14ROLLOUT_STATE_HALTED\x10\x06\x12\x1d\n\x19ROLLOUT_STATE_ROLLED_BACK\x10\x07\x12\x1c\n\x18ROLLOUT_STATE_SUPERSEDED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/types/v1/plan.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cprotos/types/v1/common.proto\x1a\x1bprotos/types/v1/fleet.proto\"\x98\x04\n\tObjective\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12-\n\x04mode\x18\x02 \x01(\x0e\x32\x1f.trefoil.types.v1.ObjectiveMode\x12\x0e\n\x06slo_ms\x18\x03 \x01(\x01\x12\x14\n\x0cslo_quantile\x18\x04 \x01(\x01\x12\x14\n\x0cmin_accuracy\x18\x05 \x01(\x01\x12\x15\n\rlambda_weight\x18\x06 \x01(\x01\x12 \n\x18\x62\x61se_intensity_g_per_kwh\x18\x07 \x01(\x01\x12\x1a\n\x12\x62\x61se_j_per_request\x18\x08 \x01(\x01\x12\x0b\n\x03pue\x18\t \x01(\x01\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x37\n\x06params\x18\x0b \x03(\x0b\x32\'.trefoil.types.v1.Objective.ParamsEntry\x12\x10\n\x08window_s\x18\x0c \x01(\x01\x12\x19\n\x11hard_min_accuracy\x18\r \x01(\x01\x12\x14\n\x0creplicas_min\x18\x0e \x01(\r\x12\x12\n\nspread_min\x18\x0f \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x10 \x03(\t\x12\x0f\n\x07ttft_ms\x18\x11 \x01(\x01\x12\x15\n\rttft_quantile\x18\x12 \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x13 \x01(\x01\x12\x15\n\rtpot_quantile\x18\x14 \x01(\x01\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"Z\n\x08TokenSlo\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x15\n\rttft_quantile\x18\x02 \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x03 \x01(\x01\x12\x15\n\rtpot_quantile\x18\x04 \x01(\x01\"r\n\x0cPlannedSlice\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12(\n\x06hosted\x18\x02 \x03(\x0b\x32\x18.trefoil.types.v1.Hosted\x12\x0f\n\x07\x63redits\x18\x03 \x01(\r\"\xd5\x01\n\rPlannedDevice\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12-\n\x06target\x18\x02 \x01(\x0e\x32\x1d.trefoil.types.v1.DeviceState\x12.\n\x06slices\x18\x03 \x03(\x0b\x32\x1e.trefoil.types.v1.PlannedSlice\x12\x15\n\rclock_min_mhz\x18\x04 \x01(\r\x12\x15\n\rclock_max_mhz\x18\x05 \x01(\r\x12\x10\n\x08governor\x18\x06 \x01(\t\x12\x15\n\rpower_limit_w\x18\x07 \x01(\x01\"\x9b\x01\n\x08NodePlan\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x30\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x1f.trefoil.types.v1.PlannedDevice\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\t\"\xbc\x01\n\x0bRouteTarget\x12)\n\x05slice\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x0f\n\x07\x63redits\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x0c\n\x04tier\x18\x07 \x01(\t\x12\x10\n\x08\x61\x63\x63uracy\x18\x08 \x01(\x01\x12\x0f\n\x07version\x18\t \x01(\r\"\x94\x04\n\x05Route\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x0e\n\x06router\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12.\n\x07targets\x18\x05 \x03(\x0b\x32\x1d.trefoil.types.v1.RouteTarget\x12\x1a\n\x12queue_requests_max\x18\x06 \x01(\r\x12\x17\n\x0fqueue_bytes_max\x18\x07 \x01(\x04\x12\x33\n\x06params\x18\x08 \x03(\x0b\x32#.trefoil.types.v1.Route.ParamsEntry\x12=\n\x0c\x63lass_slo_ms\x18\t \x03(\x0b\x32\'.trefoil.types.v1.Route.ClassSloMsEntry\x12\x43\n\x0f\x63lass_token_slo\x18\n \x03(\x0b\x32*.trefoil.types.v1.Route.ClassTokenSloEntry\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0f\x43lassSloMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1aP\n\x12\x43lassTokenSloEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.TokenSlo:\x02\x38\x01J\x04\x08\x04\x10\x05R\x04lane\"\xa3\x01\n\x08\x45xpected\x12\x19\n\x11grams_per_request\x18\x01 \x01(\x01\x12\x1a\n\x12joules_per_request\x18\x02 \x01(\x01\x12\x16\n\x0elatency_ms_p95\x18\x03 \x01(\x01\x12\x10\n\x08\x61\x63\x63uracy\x18\x04 \x01(\x01\x12\x16\n\x0e\x63\x61pacity_per_s\x18\x05 \x01(\x01\x12\x0e\n\x06move_j\x18\x06 \x01(\x01\x12\x0e\n\x06move_s\x18\x07 \x01(\x01\"X\n\nInputStamp\x12\x0b\n\x03key\x18\x01 \x01(\t\x12/\n\x0bobserved_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rung\x18\x03 \x01(\r\"\xb1\x04\n\x04Plan\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0f\n\x07planner\x18\x03 \x01(\t\x12/\n\nobjectives\x18\x04 \x03(\x0b\x32\x1b.trefoil.types.v1.Objective\x12)\n\x05nodes\x18\x05 \x03(\x0b\x32\x1a.trefoil.types.v1.NodePlan\x12\'\n\x06routes\x18\x06 \x03(\x0b\x32\x17.trefoil.types.v1.Route\x12\x0b\n\x03why\x18\x07 \x01(\t\x12\x36\n\x08\x65xpected\x18\x08 \x03(\x0b\x32$.trefoil.types.v1.Plan.ExpectedEntry\x12\x16\n\x0eoptimality_gap\x18\t \x01(\x01\x12,\n\x06inputs\x18\n \x03(\x0b\x32\x1c.trefoil.types.v1.InputStamp\x12.\n\ncreated_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x65xploration\x18\x0c \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\r \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0e \x01(\t\x12\x11\n\tsignature\x18\x0f \x01(\t\x1aK\n\rExpectedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Expected:\x02\x38\x01\"\x80\x03\n\x07Rollout\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.trefoil.types.v1.RolloutState\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12*\n\x06moving\x18\x05 \x03(\x0b\x32\x1a.trefoil.types.v1.SliceKey\x12N\n\x14\x63\x61pacity_floor_per_s\x18\x06 \x03(\x0b\x32\x30.trefoil.types.v1.Rollout.CapacityFloorPerSEntry\x12\x0b\n\x03why\x18\x07 \x01(\t\x12)\n\x05since\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07spent_j\x18\t \x01(\x01\x1a\x38\n\x16\x43\x61pacityFloorPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xde\x02\n\x0e\x44\x65\x63isionRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x08revision\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0f\n\x07trigger\x18\x03 \x01(\t\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x11\n\tview_json\x18\x05 \x01(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0b\n\x03why\x18\x07 \x01(\t\x12@\n\x08versions\x18\x08 \x03(\x0b\x32..trefoil.types.v1.DecisionRecord.VersionsEntry\x12&\n\x02\x61t\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08solve_ms\x18\n \x01(\x01\x12\x16\n\x0ewall_limit_hit\x18\x0b \x01(\x08\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x81\x01\n\rObjectiveMode\x12\x1e\n\x1aOBJECTIVE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15OBJECTIVE_MODE_BUDGET\x10\x01\x12\x1a\n\x16OBJECTIVE_MODE_INSTANT\x10\x02\x12\x19\n\x15OBJECTIVE_MODE_LAMBDA\x10\x03*`\n\x07\x41\x63tMode\x12\x18\n\x14\x41\x43T_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41\x43T_MODE_OBSERVE\x10\x01\x12\x13\n\x0f\x41\x43T_MODE_ADVISE\x10\x02\x12\x10\n\x0c\x41\x43T_MODE_ACT\x10\x03*\x99\x02\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROLLOUT_STATE_APPLYING\x10\x01\x12\x1f\n\x1bROLLOUT_STATE_WAITING_READY\x10\x02\x12\x1d\n\x19ROLLOUT_STATE_WAITING_ACK\x10\x03\x12\x1f\n\x1bROLLOUT_STATE_WAITING_DRAIN\x10\x04\x12\x16\n\x12ROLLOUT_STATE_DONE\x10\x05\x12\x18\n\x14ROLLOUT_STATE_HALTED\x10\x06\x12\x1d\n\x19ROLLOUT_STATE_ROLLED_BACK\x10\x07\x12\x1c\n\x18ROLLOUT_STATE_SUPERSEDED\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,50 +40,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTE_PARAMSENTRY']._serialized_options = b'8\001'
   _globals['_ROUTE_CLASSSLOMSENTRY']._loaded_options = None
   _globals['_ROUTE_CLASSSLOMSENTRY']._serialized_options = b'8\001'
+  _globals['_ROUTE_CLASSTOKENSLOENTRY']._loaded_options = None
+  _globals['_ROUTE_CLASSTOKENSLOENTRY']._serialized_options = b'8\001'
   _globals['_PLAN_EXPECTEDENTRY']._loaded_options = None
   _globals['_PLAN_EXPECTEDENTRY']._serialized_options = b'8\001'
   _globals['_ROLLOUT_CAPACITYFLOORPERSENTRY']._loaded_options = None
   _globals['_ROLLOUT_CAPACITYFLOORPERSENTRY']._serialized_options = b'8\001'
   _globals['_DECISIONRECORD_VERSIONSENTRY']._loaded_options = None
   _globals['_DECISIONRECORD_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_OBJECTIVEMODE']._serialized_start=3225
-  _globals['_OBJECTIVEMODE']._serialized_end=3354
-  _globals['_ACTMODE']._serialized_start=3356
-  _globals['_ACTMODE']._serialized_end=3452
-  _globals['_ROLLOUTSTATE']._serialized_start=3455
-  _globals['_ROLLOUTSTATE']._serialized_end=3736
+  _globals['_OBJECTIVEMODE']._serialized_start=3548
+  _globals['_OBJECTIVEMODE']._serialized_end=3677
+  _globals['_ACTMODE']._serialized_start=3679
+  _globals['_ACTMODE']._serialized_end=3775
+  _globals['_ROLLOUTSTATE']._serialized_start=3778
+  _globals['_ROLLOUTSTATE']._serialized_end=4059
   _globals['_OBJECTIVE']._serialized_start=141
-  _globals['_OBJECTIVE']._serialized_end=597
-  _globals['_OBJECTIVE_PARAMSENTRY']._serialized_start=552
-  _globals['_OBJECTIVE_PARAMSENTRY']._serialized_end=597
-  _globals['_PLANNEDSLICE']._serialized_start=599
-  _globals['_PLANNEDSLICE']._serialized_end=713
-  _globals['_PLANNEDDEVICE']._serialized_start=716
-  _globals['_PLANNEDDEVICE']._serialized_end=929
-  _globals['_NODEPLAN']._serialized_start=932
-  _globals['_NODEPLAN']._serialized_end=1087
-  _globals['_ROUTETARGET']._serialized_start=1090
-  _globals['_ROUTETARGET']._serialized_end=1278
-  _globals['_ROUTE']._serialized_start=1281
-  _globals['_ROUTE']._serialized_end=1662
-  _globals['_ROUTE_PARAMSENTRY']._serialized_start=552
-  _globals['_ROUTE_PARAMSENTRY']._serialized_end=597
-  _globals['_ROUTE_CLASSSLOMSENTRY']._serialized_start=1601
-  _globals['_ROUTE_CLASSSLOMSENTRY']._serialized_end=1650
-  _globals['_EXPECTED']._serialized_start=1665
-  _globals['_EXPECTED']._serialized_end=1828
-  _globals['_INPUTSTAMP']._serialized_start=1830
-  _globals['_INPUTSTAMP']._serialized_end=1918
-  _globals['_PLAN']._serialized_start=1921
-  _globals['_PLAN']._serialized_end=2482
-  _globals['_PLAN_EXPECTEDENTRY']._serialized_start=2407
-  _globals['_PLAN_EXPECTEDENTRY']._serialized_end=2482
-  _globals['_ROLLOUT']._serialized_start=2485
-  _globals['_ROLLOUT']._serialized_end=2869
-  _globals['_ROLLOUT_CAPACITYFLOORPERSENTRY']._serialized_start=2813
-  _globals['_ROLLOUT_CAPACITYFLOORPERSENTRY']._serialized_end=2869
-  _globals['_DECISIONRECORD']._serialized_start=2872
-  _globals['_DECISIONRECORD']._serialized_end=3222
-  _globals['_DECISIONRECORD_VERSIONSENTRY']._serialized_start=3175
-  _globals['_DECISIONRECORD_VERSIONSENTRY']._serialized_end=3222
+  _globals['_OBJECTIVE']._serialized_end=677
+  _globals['_OBJECTIVE_PARAMSENTRY']._serialized_start=632
+  _globals['_OBJECTIVE_PARAMSENTRY']._serialized_end=677
+  _globals['_TOKENSLO']._serialized_start=679
+  _globals['_TOKENSLO']._serialized_end=769
+  _globals['_PLANNEDSLICE']._serialized_start=771
+  _globals['_PLANNEDSLICE']._serialized_end=885
+  _globals['_PLANNEDDEVICE']._serialized_start=888
+  _globals['_PLANNEDDEVICE']._serialized_end=1101
+  _globals['_NODEPLAN']._serialized_start=1104
+  _globals['_NODEPLAN']._serialized_end=1259
+  _globals['_ROUTETARGET']._serialized_start=1262
+  _globals['_ROUTETARGET']._serialized_end=1450
+  _globals['_ROUTE']._serialized_start=1453
+  _globals['_ROUTE']._serialized_end=1985
+  _globals['_ROUTE_PARAMSENTRY']._serialized_start=632
+  _globals['_ROUTE_PARAMSENTRY']._serialized_end=677
+  _globals['_ROUTE_CLASSSLOMSENTRY']._serialized_start=1842
+  _globals['_ROUTE_CLASSSLOMSENTRY']._serialized_end=1891
+  _globals['_ROUTE_CLASSTOKENSLOENTRY']._serialized_start=1893
+  _globals['_ROUTE_CLASSTOKENSLOENTRY']._serialized_end=1973
+  _globals['_EXPECTED']._serialized_start=1988
+  _globals['_EXPECTED']._serialized_end=2151
+  _globals['_INPUTSTAMP']._serialized_start=2153
+  _globals['_INPUTSTAMP']._serialized_end=2241
+  _globals['_PLAN']._serialized_start=2244
+  _globals['_PLAN']._serialized_end=2805
+  _globals['_PLAN_EXPECTEDENTRY']._serialized_start=2730
+  _globals['_PLAN_EXPECTEDENTRY']._serialized_end=2805
+  _globals['_ROLLOUT']._serialized_start=2808
+  _globals['_ROLLOUT']._serialized_end=3192
+  _globals['_ROLLOUT_CAPACITYFLOORPERSENTRY']._serialized_start=3136
+  _globals['_ROLLOUT_CAPACITYFLOORPERSENTRY']._serialized_end=3192
+  _globals['_DECISIONRECORD']._serialized_start=3195
+  _globals['_DECISIONRECORD']._serialized_end=3545
+  _globals['_DECISIONRECORD_VERSIONSENTRY']._serialized_start=3498
+  _globals['_DECISIONRECORD_VERSIONSENTRY']._serialized_end=3545
 # @@protoc_insertion_point(module_scope)

@@ -56,7 +56,7 @@ ROLLOUT_STATE_ROLLED_BACK: RolloutState
 ROLLOUT_STATE_SUPERSEDED: RolloutState
 
 class Objective(_message.Message):
-    __slots__ = ("family", "mode", "slo_ms", "slo_quantile", "min_accuracy", "lambda_weight", "base_intensity_g_per_kwh", "base_j_per_request", "pue", "number", "params", "window_s", "hard_min_accuracy", "replicas_min", "spread_min", "devices")
+    __slots__ = ("family", "mode", "slo_ms", "slo_quantile", "min_accuracy", "lambda_weight", "base_intensity_g_per_kwh", "base_j_per_request", "pue", "number", "params", "window_s", "hard_min_accuracy", "replicas_min", "spread_min", "devices", "ttft_ms", "ttft_quantile", "tpot_ms", "tpot_quantile")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,10 @@ class Objective(_message.Message):
     REPLICAS_MIN_FIELD_NUMBER: _ClassVar[int]
     SPREAD_MIN_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_QUANTILE_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_QUANTILE_FIELD_NUMBER: _ClassVar[int]
     family: str
     mode: ObjectiveMode
     slo_ms: float
@@ -96,7 +100,23 @@ class Objective(_message.Message):
     replicas_min: int
     spread_min: int
     devices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, family: _Optional[str] = ..., mode: _Optional[_Union[ObjectiveMode, str]] = ..., slo_ms: _Optional[float] = ..., slo_quantile: _Optional[float] = ..., min_accuracy: _Optional[float] = ..., lambda_weight: _Optional[float] = ..., base_intensity_g_per_kwh: _Optional[float] = ..., base_j_per_request: _Optional[float] = ..., pue: _Optional[float] = ..., number: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ..., window_s: _Optional[float] = ..., hard_min_accuracy: _Optional[float] = ..., replicas_min: _Optional[int] = ..., spread_min: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+    ttft_ms: float
+    ttft_quantile: float
+    tpot_ms: float
+    tpot_quantile: float
+    def __init__(self, family: _Optional[str] = ..., mode: _Optional[_Union[ObjectiveMode, str]] = ..., slo_ms: _Optional[float] = ..., slo_quantile: _Optional[float] = ..., min_accuracy: _Optional[float] = ..., lambda_weight: _Optional[float] = ..., base_intensity_g_per_kwh: _Optional[float] = ..., base_j_per_request: _Optional[float] = ..., pue: _Optional[float] = ..., number: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ..., window_s: _Optional[float] = ..., hard_min_accuracy: _Optional[float] = ..., replicas_min: _Optional[int] = ..., spread_min: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., ttft_ms: _Optional[float] = ..., ttft_quantile: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., tpot_quantile: _Optional[float] = ...) -> None: ...
+
+class TokenSlo(_message.Message):
+    __slots__ = ("ttft_ms", "ttft_quantile", "tpot_ms", "tpot_quantile")
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_QUANTILE_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_QUANTILE_FIELD_NUMBER: _ClassVar[int]
+    ttft_ms: float
+    ttft_quantile: float
+    tpot_ms: float
+    tpot_quantile: float
+    def __init__(self, ttft_ms: _Optional[float] = ..., ttft_quantile: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., tpot_quantile: _Optional[float] = ...) -> None: ...
 
 class PlannedSlice(_message.Message):
     __slots__ = ("key", "hosted", "credits")
@@ -163,7 +183,7 @@ class RouteTarget(_message.Message):
     def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., variant: _Optional[str] = ..., stage: _Optional[int] = ..., weight: _Optional[float] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., tier: _Optional[str] = ..., accuracy: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("family", "router", "queue", "targets", "queue_requests_max", "queue_bytes_max", "params", "class_slo_ms")
+    __slots__ = ("family", "router", "queue", "targets", "queue_requests_max", "queue_bytes_max", "params", "class_slo_ms", "class_token_slo")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +198,13 @@ class Route(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ClassTokenSloEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: TokenSlo
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TokenSlo, _Mapping]] = ...) -> None: ...
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +213,7 @@ class Route(_message.Message):
     QUEUE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     CLASS_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    CLASS_TOKEN_SLO_FIELD_NUMBER: _ClassVar[int]
     family: str
     router: str
     queue: str
@@ -194,7 +222,8 @@ class Route(_message.Message):
     queue_bytes_max: int
     params: _containers.ScalarMap[str, float]
     class_slo_ms: _containers.ScalarMap[str, float]
-    def __init__(self, family: _Optional[str] = ..., router: _Optional[str] = ..., queue: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., queue_requests_max: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ..., class_slo_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    class_token_slo: _containers.MessageMap[str, TokenSlo]
+    def __init__(self, family: _Optional[str] = ..., router: _Optional[str] = ..., queue: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., queue_requests_max: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ..., class_slo_ms: _Optional[_Mapping[str, float]] = ..., class_token_slo: _Optional[_Mapping[str, TokenSlo]] = ...) -> None: ...
 
 class Expected(_message.Message):
     __slots__ = ("grams_per_request", "joules_per_request", "latency_ms_p95", "accuracy", "capacity_per_s", "move_j", "move_s")

@@ -146,6 +146,7 @@ class Running:
         self.totals = TOTALS
         self.attained, self.accuracy = 0.963, 0.981
         self.accuracies: dict[str, float] = {}
+        self.tokens: Any = None
 
     def changed(self) -> Any:
         """The only change of the objectives that were set last."""
@@ -171,7 +172,9 @@ class Running:
                 whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200}
                 whole["accuracy"] = self.accuracy
                 silent = controller_pb2.Served(family="digits", slo_class="gold", slo_ms=30.0, rate_per_s=0.0)
-                rows = [controller_pb2.Served(**whole, slo_attainment=self.attained, grams_per_request=0.0021), silent]
+                kept = controller_pb2.Served(**whole, slo_attainment=self.attained, grams_per_request=0.0021)
+                kept.MergeFrom(controller_pb2.Served(tokens=self.tokens))
+                rows = [kept, silent]
                 return controller_pb2.GetServedResponse(window_s=60.0, served=rows, base_basis="digits-l everywhere")
             case "Explain":
                 return controller_pb2.ExplainResponse(
@@ -475,6 +478,27 @@ def test_status_says_what_is_served_and_saved_and_where_metrics_are(tmp_path: Pa
         assert part in said
 
 
+def test_status_shows_tokens_of_families_that_stream_and_withholds_a_saving_where_they_came_too_late(
+    tmp_path: Path, running: Running
+) -> None:
+    assert document(tmp_path, "status")["served"]["by_class"][0]["tokens"] is None
+    assert "TTFT" not in run(tmp_path, "status").stdout
+    running.tokens = controller_pb2.ServedTokens(
+        tokens=5120, prompt_tokens=700, ttft_ms=400.0, ttft_quantile=0.95, ttft_ms_p95=312.5, ttft_attainment=0.981,
+        tpot_ms_p95=21.5, joules_per_token=0.512,
+    )  # fmt: skip
+    found = document(tmp_path, "status")
+    tokens = found["served"]["by_class"][0]["tokens"]
+    assert (tokens["tokens"], tokens["ttft_attainment"], tokens["tpot_attainment"]) == (5120, 0.981, None)
+    assert (tokens["joules_per_token"], tokens["grams_per_token"]) == (0.512, None)
+    assert found["saving"]["withheld"] == ""
+    said = run(tmp_path, "status").stdout
+    for part in ("5,120", "700", "312.5 ms (400 ms)", "98.1% (95.0%)", "21.5 ms", "0.512"):
+        assert part in said
+    running.tokens.ttft_attainment = 0.94
+    assert document(tmp_path, "status")["saving"]["withheld"] == "digits misses its TTFT"
+
+
 @pytest.mark.parametrize("totals", [{"base_unknown_s": 3.0}, {"grams": 0.0}], ids=["no model", "no meter"])
 def test_a_saving_that_is_not_known_is_null_and_says_why(
     tmp_path: Path, running: Running, totals: dict[str, float]
@@ -726,6 +750,22 @@ def test_a_file_of_objectives_that_is_wrong_somewhere_changes_nothing(
     assert ("SetObjectives" in {method for method, _ in running.asked}) == only_the_controller_knows
 
 
+def test_objectives_of_tokens_are_set_changed_and_taken_back(tmp_path: Path, running: Running) -> None:
+    file = tmp_path / "objectives.toml"
+    changes = (
+        (("--slo-ttft-ms", "400", "--slo-tpot-ms", "30"), (400.0, 0.0, 30.0, 0.0)),
+        (("--slo-tpot-percentile", "90"), (0.0, 0.0, 0.0, 0.9)),
+        (("--no-slo-tokens",), (0.0, 0.0, 0.0, 0.0)),
+        (("--file", str(file)), (250.0, 0.99, 0.0, 0.0)),
+    )
+    file.write_text("[families.digits]\nslo.ttft_ms = 250\nslo.ttft_percentile = 99\n")
+    for flags, wanted in changes:
+        document(tmp_path, "objective", "set", *flags)
+        sent: Objective = codec.from_proto(running.changed().objective)
+        assert (sent.ttft_ms, sent.ttft_quantile, sent.tpot_ms, sent.tpot_quantile) == pytest.approx(wanted)
+        assert sent.slo_ms == 75
+
+
 def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
     document(tmp_path, "objective", "set", "--lambda", "0.1")
     sent: Objective = codec.from_proto(running.changed().objective)
@@ -734,7 +774,8 @@ def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--lambda", "0.1", "--accuracy-floor", "0.9"], ["--accuracy-floor", "1.5"],
     ["--type", "hourly"], ["--type", "instant", "--window-s", "60"], ["--type", "budget", "--lambda", "0.1"],
-    ["--slo-latency-ms", "60", "--file", "objectives.toml"],
+    ["--slo-latency-ms", "60", "--file", "objectives.toml"], ["--slo-ttft-ms", "0"], ["--slo-tpot-ms", "nan"],
+    ["--slo-ttft-ms", "60", "--no-slo-tokens"], ["--slo-tpot-percentile", "100"],
 ])  # fmt: skip
 def test_objective_set_refuses_what_means_nothing(tmp_path: Path, running: Running, flags: list[str]) -> None:
     result = run(tmp_path, "objective", "set", *flags)

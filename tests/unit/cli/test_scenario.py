@@ -16,6 +16,7 @@ from trefoil.cli.run.scenario import (
 )
 from trefoil.comparison.comparison import subject_of
 from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.objective import NO_TOKEN_SLO, TokenSlo
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "config"
 
@@ -77,6 +78,16 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, named: st
     assert named in str(refused.value)
     assert "Remedy" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_further_family_has_the_first_ones_latency_but_objectives_of_tokens_of_its_own(tmp_path: Path) -> None:
+    text = '[slo]\nlatency_ms = 80\n[[more_families]]\nname = "pydoc"\nslo = {latency_ms = 900, ttft_ms = 300}\n'
+    several = demo(tmp_path, text + '[[more_families]]\nname = "letters"\n')
+    assert several.slo_of("digits").tokens == several.slo_of("letters").tokens == NO_TOKEN_SLO
+    assert several.slo_of("pydoc").tokens == TokenSlo(300.0, 0.95, 0.0, 0.0)
+    assert [several.slo_of(name).latency_ms for name in ("digits", "pydoc", "letters")] == [80.0, 900.0, 80.0]
+    judged = several.judged({"digits": 20.0, "pydoc": 300.0, "letters": 30.0})
+    assert judged.slo_of("pydoc").tokens == TokenSlo(300.0, 0.95, 0.0, 0.0)
 
 
 def test_any_two_policies_may_be_compared(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.unit.controller.views import OBJECTIVE
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import ProfileRow
 from trefoil.core.errors import InvalidInput, StaleRevision
-from trefoil.core.objective import ObjectiveMode
+from trefoil.core.objective import NO_TOKEN_SLO, ObjectiveMode, TokenSlo, objective_text
 
 ROW = ProfileRow("A100-SXM4-40GB", "7g.40gb", "toy", "toy-s", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
 PROFILED = Catalog(CATALOG.families, (ROW,))
@@ -77,3 +77,35 @@ def test_an_slo_that_is_left_open_is_that_of_the_family():
     )
     assert (found.slo_ms, found.slo_quantile) == (44.0, 0.9)
     assert accept_objective(OBJECTIVE, {}, Catalog((toy,), (ROW,)), None).slo_ms == OBJECTIVE.slo_ms
+
+
+TALKS = Catalog(tuple(replace(each, generative=True, tokens_mean=4.0) for each in CATALOG.families), (ROW,))
+
+
+def test_objectives_of_tokens_are_taken_with_a_percentile_of_their_own_or_the_usual_one():
+    wanted = replace(OBJECTIVE, ttft_ms=40.0, tpot_ms=8.0, tpot_quantile=0.9)
+    found = accept_objective(wanted, {}, TALKS, PlannerSettings())
+    assert found.token_slo == TokenSlo(40.0, 0.95, 8.0, 0.9)
+    assert "TTFT p95 <= 40 ms; TPOT p90 <= 8 ms; " in objective_text(found)
+    assert accept_objective(OBJECTIVE, {}, TALKS, PlannerSettings()).token_slo == NO_TOKEN_SLO
+
+
+@pytest.mark.parametrize(
+    ("changes", "catalog", "named"),
+    [
+        ({"ttft_ms": 40.0}, PROFILED, "slo.ttft_ms = 40.0: of a family that streams no tokens"),
+        ({"tpot_ms": float("nan")}, TALKS, "tpot_ms = nan"),
+        ({"ttft_ms": -40.0}, TALKS, "slo.ttft_ms = -40.0"),
+        ({"tpot_ms": 101.0}, TALKS, "is above slo.latency_ms 100"),
+        ({"ttft_ms": 400.0}, TALKS, "is above slo.latency_ms 100"),
+        ({"tpot_quantile": 0.9}, TALKS, "slo.tpot_percentile = 90"),
+        ({"ttft_ms": 40.0, "ttft_quantile": 95.0}, TALKS, "ttft_quantile = 95"),
+        ({"ttft_ms": 40.0, "ttft_quantile": -0.5}, TALKS, "slo.ttft_percentile = -50"),
+        ({"tpot_ms": 4.9}, TALKS, "slo.tpot_ms = 4.9: no variant of toy makes a token that fast"),
+        ({"ttft_ms": 1e-9}, TALKS, "ttft_ms = 1e-09"),
+    ],
+)
+def test_objectives_of_tokens_that_mean_nothing_are_refused_by_field_value_and_remedy(changes, catalog, named):
+    with pytest.raises(InvalidInput, match=re.escape(named)) as refused:
+        accept_objective(replace(OBJECTIVE, **changes), {}, catalog, PlannerSettings())
+    assert "Remedy: " in str(refused.value)

@@ -1,19 +1,20 @@
 """What was served by class, and what BASE would have taken: each class by its own SLO, nothing invented."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from controller.accounting.core.modelled_base import model_base
 from controller.accounting.core.receipts import JoinedSample
 from controller.accounting.core.served import DEFAULT_CLASS, served_by_class
-from dispatcher.service.accounting import LoadCounters
+from dispatcher.service.accounting import LoadCounters, StreamEnd
+from protos.controller.v1 import controller_pb2 as pb
 from tests.unit.controller.test_receipts import CATALOG, KEYS, TYPE
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, ProfileRow, Provenance, Revision
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceType
-from trefoil.core.objective import Objective
+from trefoil.core.objective import Objective, TokenSlo
 
 VARIANTS = tuple(Variant(n, v, a, "", 16, 1.0, 1, "") for n, v, a in (("s", 1, 0.9), ("l", 2, 0.99)))
 FAMILY = Family("digits", "top1", VARIANTS, {"": (50.0, 0.95), "gold": (20.0, 0.95)})
@@ -39,6 +40,33 @@ def test_each_class_is_judged_by_its_own_slo_and_the_family_by_all_of_them():
     assert gold.latency_ms_p95 == pytest.approx(60.0, rel=0.1)
     assert (whole.joules_per_request, whole.grams_per_request) == (10.0, pytest.approx(0.2))
     assert default.joules_per_request is None, "meters know no classes"
+
+
+def test_tokens_are_judged_by_the_objectives_of_their_class_and_cost_what_the_family_drew():
+    gold = TokenSlo(ttft_ms=20.0, ttft_quantile=0.9)
+    family = replace(FAMILY, generative=True, tokens_mean=8.0, token_classes={"gold": gold})
+    wanted = replace(OBJECTIVE, ttft_ms=50.0, ttft_quantile=0.95, tpot_ms=5.0, tpot_quantile=0.95)
+    book = LoadCounters("d", 0, 0.0, 16)
+    for slo_class, slo, ttft_ms in (("", wanted.token_slo, 30.0), ("", wanted.token_slo, 60.0), ("gold", gold, 30.0)):
+        book.answered("digits", "l", KEYS[0], slo_class, 1, 90.0, 1.0, 100.0, 1.0)
+        book.tokens("digits", "l", KEYS[0], slo_class, 10)
+        book.streamed("digits", "l", KEYS[0], slo_class, StreamEnd(ttft_ms, 4.0, 7), slo)
+    book.failed("digits", "", None, "", "UNAVAILABLE", 5.0)
+    book.streamed("digits", "", None, "", StreamEnd(), wanted.token_slo)
+    window = book.close_window(10.0, Revision())
+    found = served_by_class([window], wanted, Catalog((family,), KNOWN.rows), 10.0, 30.0, 0.6)
+    whole, default, of_gold = (one.tokens for one in found)
+    assert (whole.tokens, whole.prompt_tokens) == (30, 21)
+    assert (whole.joules_per_token, whole.grams_per_token) == (1.0, pytest.approx(0.02))
+    assert [one.ttft_ms for one in (whole, default, of_gold)] == [50.0, 50.0, 20.0]
+    assert [one.ttft_attainment for one in (whole, default, of_gold)] == [0.25, pytest.approx(1 / 3), 0.0]
+    assert [one.tpot_attainment for one in (whole, default, of_gold)] == [1.0, 1.0, None], "gold has none of it"
+    assert of_gold.tpot_ms_p95 == pytest.approx(4.0, rel=0.03)
+    assert of_gold.joules_per_token is None, "meters know no classes"
+    row = pb.Served(**asdict(found[2]))
+    assert row.tokens.HasField("tpot_ms_p95")
+    assert not row.tokens.HasField("tpot_attainment")
+    assert not pb.Served(**asdict(served_by_class([window], wanted, KNOWN, 10.0, 3.0, 0.1)[0])).HasField("tokens")
 
 
 def test_what_nobody_answered_is_not_known_and_not_0():

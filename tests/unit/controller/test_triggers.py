@@ -11,7 +11,7 @@ from controller.observe.core.triggers import HoldTimers, evaluate_triggers, plan
 from controller.thresholds import CAUSES, Thresholds
 from tests.support.plans import key
 from tests.unit.controller.views import OBJECTIVE, PLAN, view
-from trefoil.core.demand import ScaleSignal
+from trefoil.core.demand import ScaleSignal, TokenTimes
 from trefoil.core.fleet import DeviceState, FleetState, SliceState
 
 LIMITS = Thresholds()
@@ -107,6 +107,27 @@ def test_slo_breach_waits_for_the_hold_and_rests_after_a_plan():
     causes = play([view(), *late])
     assert causes == ["slo"] * 3  # 50 s: after 10 s rest and 3 s hold each
     assert fire(view(now_s=1020.0, attainment=0.94), memory=HoldTimers({"slo:toy": 1000.0})) is None
+
+
+@pytest.mark.parametrize(("name", "limit"), [("ttft", "40 ms"), ("tpot", "9 ms")])
+def test_an_objective_of_tokens_that_streams_miss_fires_as_one_of_latency_and_raises_the_margin(name, limit):
+    wanted = replace(OBJECTIVE, ttft_ms=40.0, ttft_quantile=0.95, tpot_ms=9.0, tpot_quantile=0.95)
+    whole = view(now_s=1020.0, objective=wanted)
+    times = TokenTimes(50.0, 0.97, 8.0, 0.97)
+    kept, missed = (
+        replace(whole, measured=(replace(whole.measured[0], tokens=each),))
+        for each in (times, replace(times, **{f"{name}_attainment": 0.80}))
+    )
+    held = HoldTimers({f"{name}:toy": 1000.0})
+    assert fire(kept, memory=held) is None
+    found = fire(missed, memory=held)
+    assert (found.cause, f"{name.upper()} of 80.0% of streams within {limit}" in found.why) == ("slo", True)
+    unasked = replace(missed, objectives=(OBJECTIVE,))
+    assert fire(unasked, memory=held) is None, "no objective"
+    margin = SloMargin()
+    for seen, step in ((kept, 0.0), (missed, 0.15), (unasked, 0.15)):
+        margin.raise_on_breach(seen)
+        assert margin.by_family.get("toy", 0.0) == step
 
 
 def test_a_new_objective_fires():

@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.request.admission import Request
+from dispatcher.request.decoupled import engine_count
 from dispatcher.routing import request_parameters
-from dispatcher.service.accounting import CLASS_WINDOWS, OTHER, SECONDS_MAX, LoadCounters
+from dispatcher.service.accounting import CLASS_WINDOWS, OTHER, SECONDS_MAX, LoadCounters, StreamEnd
 from dispatcher.transport.core import kserve_wire
 from tests.unit.dispatcher.worlds import key
+from trefoil.core.brains import Ticket
 from trefoil.core.common import Revision
-from trefoil.core.demand import LoadCell
+from trefoil.core.demand import NO_STREAMS, LoadCell, LoadWindow
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.errors import InvalidInput
 from trefoil.core.latency import merge, quantile_ms
+from trefoil.core.objective import NO_TOKEN_SLO, TokenSlo
+from trefoil.core.outside.plausible import window_fault
 from trefoil.runtime import codec
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
@@ -142,15 +147,115 @@ def test_windows_add_up_to_the_totals(events):
 def test_tokens_are_counted_when_they_come_and_priced_once_however_their_request_ends():
     book, rate = LoadCounters("d", 0, 0.0, classes_max=4), ReceiptRate(key(0), "pydoc", "v", 0.0, 0.0, token_j=0.5)
     for _ in range(3):
-        book.token("pydoc", "v", key(0), "", "somebody")
+        book.tokens("pydoc", "v", key(0), "", 1, "somebody")
     book.settle(lambda *_: rate)
-    book.token("pydoc", "v", key(0), "", "somebody")
+    book.tokens("pydoc", "v", key(0), "", 1, "somebody")
     book.failed("pydoc", "v", key(0), "", "CANCELLED", 5.0, "somebody")
     book.settle(lambda *_: rate)
     (cell,) = book.close_window(0.5, Revision()).cells
     assert (cell.tokens_out, cell.receipt_j, cell.receipts, cell.answered) == (4, 2.0, 0, 0)
     assert rate.energy_j(items=1, tokens=4) == 2.0
     assert codec.decode(LoadCell, codec.encode(cell)).tokens_out == 4
+
+
+TOKENS = TokenSlo(ttft_ms=100.0, ttft_quantile=0.9, tpot_ms=20.0, tpot_quantile=0.9)
+times = st.one_of(st.none(), st.floats(0.02, 500.0))
+streams = st.lists(st.tuples(times, times, st.integers(0, 9), st.sampled_from([TOKENS, NO_TOKEN_SLO]), st.booleans()))
+
+
+@given(streams)
+def test_streams_are_counted_once_in_the_cell_of_their_end_and_against_their_own_objectives(streams):
+    book, windows, counts = LoadCounters("d", 0, 0.0, classes_max=4), [], Counter()
+    for ttft_ms, tpot_ms, tokens_in, slo, closes in streams:
+        end = StreamEnd(ttft_ms, tpot_ms if ttft_ms is not None else None, tokens_in)
+        if ttft_ms is None:
+            book.failed("pydoc", "v", key(0), "", "CANCELLED", 5.0)
+        else:
+            book.answered("pydoc", "v", key(0), "", 1, 600.0, 1.0, 0.0, 1.0)
+        book.streamed("pydoc", "v", key(0), "", end, slo)
+        asked = slo is TOKENS
+        counts["in"] += tokens_in
+        counts["ttft"] += ttft_ms is not None
+        counts["tpot"] += end.tpot_ms is not None
+        counts["asked"] += asked
+        counts["in time"] += asked and ttft_ms is not None and ttft_ms <= 100.0
+        counts["tpot asked"] += asked and end.tpot_ms is not None
+        counts["tpot in time"] += asked and end.tpot_ms is not None and end.tpot_ms <= 20.0
+        if closes:
+            windows.append(book.close_window(1.0, Revision()))
+    windows = [codec.decode(LoadWindow, codec.encode(one)) for one in (*windows, book.close_window(2.0, Revision()))]
+    assert [window_fault(window) for window in windows] == [""] * len(windows)
+    found = [cell.streams for window in windows for cell in window.cells]
+    assert merge(one.ttft for one in found).total == counts["ttft"]
+    assert merge(one.tpot for one in found).total == counts["tpot"]
+    sums = {name: sum(getattr(one, name) for one in found) for name in ("ttft_asked", "ttft_within", "tpot_asked")}
+    assert sums == {"ttft_asked": counts["asked"], "ttft_within": counts["in time"], "tpot_asked": counts["tpot asked"]}
+    assert sum(one.tpot_within for one in found) == counts["tpot in time"]
+    assert sum(one.tokens_in for one in found) == counts["in"]
+
+
+def test_a_window_of_before_tokens_were_timed_is_read_as_one_without_streams():
+    book = LoadCounters("d", 0, 0.0, classes_max=4)
+    book.answered("digits", "v", key(0), "", 1, 40.0, 1.0, 0.0, 0.0)
+    cell = book.close_window(0.5, Revision()).cells[0]
+    assert b"streams" not in codec.encode(cell)
+    assert codec.decode(LoadCell, codec.encode(cell)).streams == NO_STREAMS
+
+
+def stream(*tokens_at_s, arrived_s=10.0, first=1):
+    """A request whose tokens left at these times; `first` of them at once."""
+    ticket = Ticket(1, "pydoc", "", "", 1, 9, arrived_s, None, 0.0, 0, "", False, False, None)
+    request = Request("pydoc", ("pydoc",), None, ticket, (), request_parameters.NO_PARAMETERS, streams=True)
+    request.tokens_out, request.tokens_first = len(tokens_at_s), first if tokens_at_s else 0
+    if tokens_at_s:
+        request.first_token_s, request.last_token_s = tokens_at_s[0], tokens_at_s[-1]
+    return request
+
+
+@pytest.mark.parametrize(
+    ("request_", "until_s", "ttft_ms", "tpot_ms"),
+    [
+        (stream(), 12.0, None, None),
+        (stream(10.5), 0.0, 500.0, None),
+        (stream(10.5, 10.6, 10.9), 0.0, 500.0, 200.0),
+        (stream(10.5, 10.5, 10.9, first=2), 0.0, 500.0, 400.0),
+        (stream(10.5, 10.6, 10.9), 14.5, 500.0, 2000.0),
+    ],
+    ids=["no token", "one token", "three", "two at once, then one", "failed long after its last token"],
+)
+def test_ttft_is_from_arrival_and_tpot_the_mean_of_what_followed_the_first_answer(request_, until_s, ttft_ms, tpot_ms):
+    end = request_.stream_end(until_s)
+    assert end.ttft_ms == (ttft_ms and pytest.approx(ttft_ms))
+    assert end.tpot_ms == (tpot_ms and pytest.approx(tpot_ms))
+
+
+def engine_answer(raw, datatype="UINT32", name="num_output_tokens"):
+    answer = pb.ModelInferResponse()
+    answer.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+    answer.outputs.add(name=name, datatype=datatype, shape=[1])
+    answer.raw_output_contents.extend([b"", raw])
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [
+        (engine_answer((3).to_bytes(4, "little")), 3),
+        (engine_answer((3).to_bytes(4, "little") + (4).to_bytes(4, "little")), 7),
+        (engine_answer((5).to_bytes(4, "little", signed=True), "INT32"), 5),
+        (engine_answer((0).to_bytes(4, "little")), 0),
+        (engine_answer(b"\xff" * 4), None),
+        (engine_answer(b"\xff" * 4, "INT32"), None),
+        (engine_answer(b"\x01\x02\x03"), None),
+        (engine_answer(b"\x01" * 4, "FP32"), None),
+        (engine_answer(b"\x01" * 4, name="tokens"), None),
+        (engine_answer(b"\xff" * 24, "UINT64"), None),
+        (pb.ModelInferResponse(), None),
+    ],
+    ids=["one", "two choices", "signed", "none new", "absurd", "negative", "torn", "no number", "other", "long", "no"],
+)
+def test_an_engine_counts_its_tokens_unless_what_it_says_is_absurd(answer, count):
+    assert engine_count(answer, "num_output_tokens") == count
 
 
 def test_latency_is_split_into_queue_and_service():

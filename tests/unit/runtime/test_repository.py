@@ -6,6 +6,7 @@ import pytest
 
 from trefoil.core.common import Basis
 from trefoil.core.errors import CatalogError
+from trefoil.core.objective import TokenSlo
 from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX
 from trefoil.runtime.repository import COLUMNS, load_catalog, load_family
 
@@ -141,6 +142,13 @@ def test_a_profile_can_be_replaced(folder, tmp_path):
         ('[classes.""]\npercentile = 95.0\nlatency_ms = 50.0', "classes = {}", "classes = {}"),
         ('metric = "top-1"', "metric = ", "not valid TOML"),
         (
+            "[[variants]]",
+            "[classes.gold]\npercentile = 95.0\nlatency_ms = 9.0\ntpot_ms = 5.0\n[[variants]]",
+            "class 'gold': slo.tpot_ms = 5.0: of a family that streams no tokens",
+        ),
+        ("latency_ms = 50.0", "latency_ms = 50.0\nttft_ms = 0", r"classes\.+ttft_ms = 0: .*greater than 0"),
+        ("latency_ms = 50.0", "latency_ms = 50.0\nttft_ms = 9", "set slo.ttft_ms, slo.tpot_ms there"),
+        (
             'metric = "top-1"',
             'metric = "top-1"\ncolour = "red"',
             "colour: unknown setting .*use one of: classes, .*metric",
@@ -152,6 +160,15 @@ def test_a_malformed_family_is_named(folder, old, new, named):
     assert old in FAMILY
     path.write_text(FAMILY.replace(old, new, 1))
     refused(folder, named, path)
+
+
+def test_a_class_of_a_generative_family_may_have_objectives_of_tokens(folder):
+    gold = "[classes.gold]\npercentile = 99.0\nlatency_ms = 40.0\nttft_ms = 9.0\nttft_percentile = 90.0\n"
+    text = FAMILY.replace('metric = "top-1"', 'metric = "top-1"\ngenerative = true\ntokens_mean = 4.0')
+    (folder / "family.toml").write_text(text.replace("[[variants]]", gold + "[[variants]]", 1))
+    family, _ = load_family(folder)
+    assert family.classes["gold"] == (40.0, 0.99)
+    assert family.token_classes == {"gold": TokenSlo(9.0, 0.9, 0.0, 0.0)}
 
 
 def test_a_family_names_all_that_it_lacks_at_once(folder):

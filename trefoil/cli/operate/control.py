@@ -1,19 +1,19 @@
 """Commands that change what the controller does: objective, mode, freeze, pin, rollback, replan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import typer
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import HERE, SystemAddress, of_system, parse_number, read_plan
 from trefoil.cli.output import AsJson, as_json, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, one_of
-from trefoil.core.objective import SETTING_NAMES, ActMode, Objective, ObjectiveMode, objective_text
+from trefoil.core.objective import NO_TOKEN_SLO, SETTING_NAMES, ActMode, Objective, ObjectiveMode, objective_text
 from trefoil.runtime import codec, config
 from trefoil.runtime.config import Settings, parse_pairs
 
@@ -36,6 +36,26 @@ def _refuse_mode(value: str) -> None:
         raise SettingError("no such option", field="--mode", value=value, remedy=f"--type {value}")
 
 
+TtftMs = Annotated[float | None, typer.Option(help="Objective of the time to a stream's first token [ms].", min=0)]
+TpotMs = Annotated[float | None, typer.Option(help="Objective of a stream's time from token to token [ms].", min=0)]
+StreamsPercentile = Annotated[
+    float | None, typer.Option(help="Percentile of streams that must meet it.", min=1, max=99.999)
+]
+LambdaWeight = Annotated[
+    float | None,
+    typer.Option("--lambda", help="Weigh carbon against accuracy (CLOVER Eq. 3), instead of a floor.", min=0, max=1),
+]
+Params = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="NAME=NUMBER",
+        help="A constant of the policy, e.g. accuracy_margin=0.004; 0 takes it back.",
+    ),
+]
+NoSloTokens = Annotated[bool, typer.Option("--no-slo-tokens", help="Take the objectives of tokens back.")]
+
+
 @objective.command("set")
 @of_system
 def objective_set(
@@ -47,6 +67,11 @@ def objective_set(
     slo_percentile: Annotated[
         float | None, typer.Option(help="Percentile that must meet it, e.g. 95.", min=1, max=99.999)
     ] = None,
+    slo_ttft_ms: TtftMs = None,
+    slo_ttft_percentile: StreamsPercentile = None,
+    slo_tpot_ms: TpotMs = None,
+    slo_tpot_percentile: StreamsPercentile = None,
+    no_slo_tokens: NoSloTokens = False,
     type_: Annotated[
         str,
         typer.Option(
@@ -56,20 +81,8 @@ def objective_set(
     ] = "",
     _mode: Annotated[str, typer.Option("--mode", hidden=True, callback=_refuse_mode)] = "",
     window_s: Annotated[float | None, typer.Option(help="Window of type budget [s]; a day is 86400.", min=1)] = None,
-    lambda_weight: Annotated[
-        float | None,
-        typer.Option(
-            "--lambda", help="Weigh carbon against accuracy (CLOVER Eq. 3), instead of a floor.", min=0, max=1
-        ),
-    ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--param",
-            metavar="NAME=NUMBER",
-            help="A constant of the policy, e.g. accuracy_margin=0.004; 0 takes it back.",
-        ),
-    ] = None,
+    lambda_weight: LambdaWeight = None,
+    param: Params = None,
     file: Annotated[
         Path | None,
         typer.Option(help="Objectives of several families, and of the fleet, from TOML: all are set, or none."),
@@ -84,7 +97,11 @@ def objective_set(
     then.
     """
     values: dict[str, Any] = {"type": type_ or None, "window_s": window_s, "lambda_weight": lambda_weight}
-    values["slo"] = {"percentile": slo_percentile, "latency_ms": slo_latency_ms}
+    values["slo"] = {
+        "percentile": slo_percentile, "latency_ms": slo_latency_ms, "ttft_ms": slo_ttft_ms,
+        "ttft_percentile": slo_ttft_percentile, "tpot_ms": slo_tpot_ms, "tpot_percentile": slo_tpot_percentile,
+        "tokens": False if no_slo_tokens else None,
+    }  # fmt: skip
     given = WantedChange(**values, accuracy=_WantedAccuracy(floor=accuracy_floor), params=_params(param or ()))
     asked = given != WantedChange()
     if reset and (file is not None or asked):
@@ -106,6 +123,29 @@ def _params(pairs: Sequence[str]) -> dict[str, float]:
 class _WantedSlo(Settings):
     percentile: float | None = Field(default=None, ge=1, le=99.999)
     latency_ms: float | None = Field(default=None, gt=0)
+    ttft_ms: float | None = Field(default=None, gt=0)
+    ttft_percentile: float | None = Field(default=None, ge=1, le=99.999)
+    tpot_ms: float | None = Field(default=None, gt=0)
+    tpot_percentile: float | None = Field(default=None, ge=1, le=99.999)
+    tokens: Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.tokens is False and (self.ttft_ms is not None or self.tpot_ms is not None):
+            raise ValueError("tokens = false takes ttft_ms and tpot_ms back: give one of both")
+        return self
+
+    def changes(self) -> dict[str, float]:
+        """Fields of an objective that it changes."""
+        found = dict.fromkeys(asdict(NO_TOKEN_SLO), 0.0) if self.tokens is False else {}
+        for setting, field, scale in (
+            ("latency_ms", "slo_ms", 1.0), ("percentile", "slo_quantile", 100.0), ("ttft_ms", "ttft_ms", 1.0),
+            ("ttft_percentile", "ttft_quantile", 100.0), ("tpot_ms", "tpot_ms", 1.0),
+            ("tpot_percentile", "tpot_quantile", 100.0),
+        ):  # fmt: skip
+            if (value := getattr(self, setting)) is not None:
+                found[field] = value / scale
+        return found
 
 
 class _WantedAccuracy(Settings):
@@ -456,18 +496,15 @@ def with_changes(now: Objective, wanted: WantedChange) -> Objective:
                 f"type {chosen.name.lower()} has no window", field="window_s", value=window_s, remedy="--type budget"
             )
         changes["window_s"] = window_s
-    if slo.latency_ms is not None:
-        changes["slo_ms"] = slo.latency_ms
-    if slo.percentile is not None:
-        changes["slo_quantile"] = slo.percentile / 100
+    changes |= slo.changes()
     if wanted.params:
         changes["params"] = {name: value for name, value in {**now.params, **wanted.params}.items() if value}
     if not changes:
         raise SettingError(
             "nothing to change",
             field="objective set",
-            remedy="give --accuracy-floor, --slo-latency-ms, --slo-percentile, --type, --window-s, --lambda, --param "
-            "or --file",
+            remedy="give --accuracy-floor, --slo-latency-ms, --slo-percentile, --slo-ttft-ms, --slo-tpot-ms, "
+            "--no-slo-tokens, --type, --window-s, --lambda, --param or --file",
         )
     return replace(now, **changes)
 

@@ -3,7 +3,7 @@ and `trefoil top`.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.overview.known import overview_of, read_answers, saving_unknown
-from trefoil.overview.served import promises
+from trefoil.overview.served import TOKEN_OBJECTIVES, promises
 from trefoil.overview.totals import REQUESTS_MIN
 from trefoil.overview.troubles import known_trouble_lines
 from trefoil.runtime import codec
@@ -33,6 +33,10 @@ ELSEWHERE: Final[Mapping[str, Any]] = {
 """Of a system that was not started here: what its supervisor would know."""
 SERVED_COLUMNS: Final = (
     "family", "class", "requests/s", "p95 (SLO)", "in SLO (asked)", "accuracy (floor)", "J/request", "mg CO2/request",
+)  # fmt: skip
+TOKEN_COLUMNS: Final = (
+    "family", "class", "tokens", "prompt tokens", "TTFT p95 (SLO)", "in it (asked)", "TPOT p95 (SLO)", "in it (asked)",
+    "J/token", "mg CO2/token",
 )  # fmt: skip
 
 
@@ -126,6 +130,35 @@ def served_table(found: Mapping[str, Any]) -> Table:
     objectives = {o["family"]: codec.from_plain(Objective, o) for o in found["objectives"]}
     rows = [_served_cells(one, objectives.get(one["family"])) for one in found["served"]["by_class"]]
     return grid(f"Served, last {found['served']['window_s']:.0f} s", SERVED_COLUMNS, rows)
+
+
+def tokens_table(found: Mapping[str, Any]) -> Table | None:
+    """Tokens of what was served of late, where families stream any; red is missed."""
+    objectives = {o["family"]: codec.from_plain(Objective, o) for o in found["objectives"]}
+    rows = [
+        _token_cells(one, one["tokens"], promises(one, objectives.get(one["family"])).slow)
+        for one in found["served"]["by_class"]
+        if one["tokens"]
+    ]
+    return grid(f"Tokens, last {found['served']['window_s']:.0f} s", TOKEN_COLUMNS, rows) if rows else None
+
+
+def _token_cells(one: Mapping[str, Any], tokens: Mapping[str, Any], slow: Sequence[str]) -> tuple[str, ...]:
+    times = []
+    for name in TOKEN_OBJECTIVES:
+        limit_ms, asked = tokens[f"{name}_ms"], tokens[f"{name}_quantile"]
+        share = _marked(_shown(tokens[f"{name}_attainment"], "{:.1%}"), name in slow)
+        p95 = _shown(tokens[f"{name}_ms_p95"], "{:.1f} ms")
+        times += [f"{p95} ({limit_ms:g} ms)", f"{share} ({asked:.1%})"] if limit_ms else [p95, UNKNOWN]
+    return (
+        escape(one["family"]) if not one["slo_class"] else "",
+        escape(one["slo_class"]),
+        f"{tokens['tokens']:,}",
+        f"{tokens['prompt_tokens']:,}" if tokens["prompt_tokens"] else UNKNOWN,
+        *times,
+        _shown(tokens["joules_per_token"], "{:.3f}"),
+        _shown(tokens["grams_per_token"], "{:.4f}", 1000.0),
+    )
 
 
 def _served_cells(one: Mapping[str, Any], objective: Objective | None) -> tuple[str, ...]:

@@ -19,6 +19,9 @@ from trefoil.runtime.clock import WallClock
 
 UNKNOWN: Final = "-"
 COST_COLUMNS: Final = ("requests", "kJ", "g", "J/request", "mg/request", "not known because")
+TOKEN_COLUMNS: Final = (
+    "family", "variant", "tokens", "prompt tokens", "J/token", "mg/token", "in TTFT", "in TPOT"
+)  # fmt: skip
 UNANSWERED_COLUMNS: Final = ("unanswered", "kJ of these")
 """Requests that were executed without an answer, and their part of the joules."""
 
@@ -81,7 +84,7 @@ def report_tables(found: Mapping[str, Any]) -> list[Table]:
         ),
         ("By variant", ("family", "variant", *COST_COLUMNS), variants),
         ("By tenant, split by what receipts say", ("family", "tenant", *UNANSWERED_COLUMNS, *COST_COLUMNS), tenants),
-        *([("By token", ("family", "variant", "tokens", "J/token", "mg/token"), tokens)] if tokens else []),
+        *([("By token", TOKEN_COLUMNS, tokens)] if tokens else []),
         ("Data quality", ("family", "what", "how it is known"), quality),
         ("SCI = (E x I + M) / R", ("family", "term", "value", "unit", "source", "not known because"), terms),
     ]
@@ -103,7 +106,13 @@ def _costs(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _per_token(one: Mapping[str, Any]) -> tuple[str, ...]:
-    return f"{one['tokens']:,}", _number(one["joules_per_token"]), _number(one["grams_per_token"], 1e3)
+    return (
+        f"{one['tokens']:,}",
+        UNKNOWN if one["prompt_tokens"] is None else f"{one['prompt_tokens']:,}",
+        _number(one["joules_per_token"]),
+        _number(one["grams_per_token"], 1e3),
+        *(UNKNOWN if one[name] is None else f"{one[name]:.2%}" for name in ("ttft_attainment", "tpot_attainment")),
+    )
 
 
 def _quality(family: str, one: Mapping[str, Any]) -> list[tuple[str, ...]]:

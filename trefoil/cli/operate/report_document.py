@@ -57,6 +57,9 @@ def records(document: Mapping[str, Any]) -> list[Part]:
             "requests",
             "unanswered",
             "tokens",
+            "prompt_tokens",
+            "ttft_attainment",
+            "tpot_attainment",
             "joules",
             "unanswered_joules",
             "grams",
@@ -134,7 +137,16 @@ def _per_token(sums: Sums) -> Part:
         "tokens": round(tokens),
         "joules_per_token": joules / tokens if known and joules is not None else None,
         "grams_per_token": co2 / tokens if known and co2 is not None else None,
+        "prompt_tokens": round(sums["tokens_in"]) if "tokens_in" in sums else None,
+        "ttft_attainment": _attained(sums, "ttft"),
+        "tpot_attainment": _attained(sums, "tpot"),
     }
+
+
+def _attained(sums: Sums, objective: str) -> float | None:
+    """Share of streams that met an objective of their tokens; None: none of them had one."""
+    asked = sums.get(f"{objective}_asked", 0.0)
+    return sums.get(f"{objective}_within", 0.0) / asked if asked else None
 
 
 def _variants(family: str, sums: Sums) -> list[Part]:

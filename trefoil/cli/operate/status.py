@@ -18,6 +18,7 @@ from trefoil.cli.operate.overview import (
     receipt_lines,
     saving_lines,
     served_table,
+    tokens_table,
     trouble_lines,
 )
 from trefoil.cli.options import HERE, SystemAddress, of_system
@@ -102,6 +103,8 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     for node in nodes_of(found):
         out.print(devices_table(node))
     out.print(served_table(found))
+    if (tokens := tokens_table(found)) is not None:
+        out.print(tokens)
     wanted = [objective_text(codec.from_plain(Objective, one)) for one in found["objectives"]]
     wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
     for line in [*wanted, *found["overrides"], *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]:

@@ -18,6 +18,7 @@ from trefoil.cli.operate.overview import (
     gather_overview,
     saving_lines,
     served_table,
+    tokens_table,
     trouble_lines,
 )
 from trefoil.cli.options import HERE, SystemAddress, of_system
@@ -74,7 +75,8 @@ def frame(found: Mapping[str, Any]) -> RenderableType:
     revision = found["revision"] or {"epoch": 0, "number": 0}
     plan = f"plan {revision['epoch']}.{revision['number']} of {found['policy']}, mode {found['mode']}{held}, "
     decisions = decisions_table([{**one, "why": one["why"].partition(";")[0]} for one in reversed(found["decisions"])])
-    tables = [*map(devices_table, nodes_of(found)), served_table(found), decisions]
+    served = [table for table in (served_table(found), tokens_table(found)) if table is not None]
+    tables = [*map(devices_table, nodes_of(found)), *served, decisions]
     for table in tables:
         table.box = box.SIMPLE_HEAD
     return Group(

@@ -71,9 +71,11 @@ class ServedFamily(Settings):
 
 
 class OwnLatency(Settings):
-    """Latency of a further family's SLO, whose percentile is the first's."""
+    """Limits of a further family's SLO, whose percentiles are the first's."""
 
     latency_ms: float = Field(default=0.0, ge=0)  # 0: the first's
+    ttft_ms: float | None = Field(default=None, gt=0)  # of one that streams tokens
+    tpot_ms: float | None = Field(default=None, gt=0)  # of one that streams tokens
 
 
 class FamilyBeside(Settings):
@@ -223,9 +225,11 @@ class System(PolicyChoice):
         return first | {each.name: each.demand_initial_per_s for each in self.more_families}
 
     def slo_of(self, family: str) -> Slo:
-        """SLO of a family: one served beside the first may have a latency of its own."""
-        latency_ms = {each.name: each.slo.latency_ms for each in self.more_families}.get(family) or self.slo.latency_ms
-        return self.slo.model_copy(update={"latency_ms": latency_ms})
+        """SLO of a family: a further one has the first's percentiles, and its latency where it states none."""
+        own = {each.name: each.slo.model_dump() for each in self.more_families}.get(family)
+        if own is None:
+            return self.slo
+        return self.slo.model_copy(update=own | {"latency_ms": own["latency_ms"] or self.slo.latency_ms})
 
     @property
     def listening_ports(self) -> Ports:
@@ -337,9 +341,11 @@ class DemoScenario(System):
         """The same scenario with each family's SLO by the rule, from its measured percentile [ms]."""
         rule = self.slo_rule
         slo_ms = {name: max(SLO_STEP_MS, float(round(rule.factor * found))) for name, found in measured_ms.items()}
-        slo = FixedSlo(percentile=rule.percentile, latency_ms=slo_ms[self.family.name])
+        found = {"percentile": rule.percentile, "latency_ms": slo_ms[self.family.name]}
+        slo = self.slo.model_copy(update=found)
         others = tuple(
-            each.model_copy(update={"slo": OwnLatency(latency_ms=slo_ms[each.name])}) for each in self.more_families
+            each.model_copy(update={"slo": each.slo.model_copy(update={"latency_ms": slo_ms[each.name]})})
+            for each in self.more_families
         )
         return self.model_copy(update={"slo": slo, "more_families": others})
 

@@ -87,7 +87,7 @@ def _cell_fault(cell: LoadCell, length_s: float) -> str:
     if min(cell.unanswered_work, cell.unanswered_items, cell.unanswered_tokens, cell.unanswered_j) < 0.0:
         return "negative work without an answer"
     items, tokens = cell.items + cell.passed_items + cell.unanswered_items, cell.tokens_out + cell.unanswered_tokens
-    for name, count in (("items", items), ("tokens", tokens)):
+    for name, count in (("items", items), ("tokens", tokens), ("prompt tokens", cell.streams.tokens_in)):
         if count > UNITS_MAX_PER_S * length_s:
             return f"{count} {name} in {length_s:g} s"
     if sum(cell.arrived_per_s) > cell.arrived:
@@ -101,8 +101,23 @@ def _cell_fault(cell: LoadCell, length_s: float) -> str:
     for name, found in (("latency", cell.latency), ("queue", cell.queue)):
         if found.total > cell.answered:
             return f"{name} of {found.total} answers, and {cell.answered} answered"
-    histograms = (cell.latency, cell.queue, cell.service, cell.passed)
+    if why := _streams_fault(cell, cell.answered + failed):
+        return why
+    histograms = (cell.latency, cell.queue, cell.service, cell.passed, cell.streams.ttft, cell.streams.tpot)
     return next(filter(None, map(_histogram_fault, histograms)), "")
+
+
+def _streams_fault(cell: LoadCell, ended: int) -> str:
+    found = cell.streams
+    counts = (
+        ("with a first token", found.ttft.total, ended),
+        ("with later tokens", found.tpot.total, found.ttft.total),
+        ("with a TTFT asked", found.ttft_asked, ended),
+        ("within the TTFT", found.ttft_within, found.ttft_asked),
+        ("with a TPOT asked", found.tpot_asked, found.tpot.total),
+        ("within the TPOT", found.tpot_within, found.tpot_asked),
+    )
+    return next((f"{count} streams {name}, of {most}" for name, count, most in counts if count > most), "")
 
 
 def _histogram_fault(found: Histogram) -> str:

@@ -31,8 +31,14 @@ COUNT: Final = Range(1e-12, 1e15, "whole numbers are exact up to there")
 BY_NAME: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("seed", "epoch", "number", "expected_number", "seq", "after_seq", "as_of", "generation"), FREE),
     "rate_tolerance": COUNT,  # of a planner: "any rate will do" is written as 1e9
-    "slo_quantile": Range(0.01, 0.999999, "a quantile is measured on some hundreds of answers"),
-    "percentile": Range(1.0, 99.9999, "a percentile is measured on some hundreds of answers"),
+    **dict.fromkeys(
+        ("slo_quantile", "ttft_quantile", "tpot_quantile"),
+        Range(0.01, 0.999999, "a quantile is measured on some hundreds of answers"),
+    ),
+    **dict.fromkeys(
+        ("percentile", "ttft_percentile", "tpot_percentile"),
+        Range(1.0, 99.9999, "a percentile is measured on some hundreds of answers"),
+    ),
     "window_s": Range(0.01, YEAR_S, "a window of a year is the longest that any budget is for"),
     "pue": Range(1.0, 10.0, "a site draws at least what its devices do; above 3 none is known"),
     "max_watts": Range(1.0, 1e9, "a watt is less than any device sleeps with, a gigawatt a power station"),

@@ -121,6 +121,13 @@ class FamilySlo(Slo):
     latency_ms: float = Field(default=0.0, ge=0)
     """0: as family.toml says, with the percentile there."""
 
+    @field_validator("ttft_ms", "tpot_ms")
+    @classmethod
+    def _not_played(cls, value: float | None) -> float | None:
+        if value is not None:
+            raise ValueError("the simulator plays whole answers: set latency_ms alone")
+        return value
+
 
 class SimulatedAvailability(Availability):
     """Availability of a simulation, where nothing fails."""
