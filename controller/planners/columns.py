@@ -29,8 +29,9 @@ GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan
 
 
 class ClassKey(NamedTuple):
-    """Key of slices that are alike. `clock_mhz` 0: the highest, not locked. `zone` empty: where the view's `carbon`
-    holds. `beside`: (family, variant) of the others on each of these slices. `family`: of a stage its model's name.
+    """Key of slices that are alike. `clock_mhz` 0: the highest, not locked; below 0: under a power limit [-W]. `zone`
+    empty: where the view's `carbon` holds. `beside`: (family, variant) of the others on each of these slices.
+    `family`: of a stage its model's name.
     """
 
     family: str
@@ -195,8 +196,9 @@ def terms_of(task: Task, settings: PlannerSettings) -> Terms:
 
 
 def columns(catalog: Catalog, task: Task, devices: Sequence[Device], settings: PlannerSettings) -> tuple[Column, ...]:
-    """Columns of one family: every useful class on the device types, zones and (where `exact` plans them) clocks at
-    hand, in order. A type of which one device cannot lock its clock runs at the highest.
+    """Columns of one family: every useful class on the device types, zones and (where `exact` plans them) clocks and
+    power limits at hand, in order. A type of which one device cannot lock its clock runs at the highest, and one of
+    which one takes no power limit gets none.
     """
     own, terms = settings.of(task.objective), terms_of(task, settings)
     clocks = isinstance(own, ExactSettings) and own.clocks != "highest"
@@ -204,16 +206,19 @@ def columns(catalog: Catalog, task: Task, devices: Sequence[Device], settings: P
     numbers = Counter((d.type.name, d.zone) for d in devices)
     found: list[Column] = []
     for (name, zone), count in sorted(numbers.items()):
-        locked = all(d.clock_lockable for d in devices if d.type.name == name)
+        alike = [d for d in devices if d.type.name == name]
+        locked, limited = all(d.clock_lockable for d in alike), all(d.limitable for d in alike)
         pool = min(count, max(TIERS))
-        known = _points(CatalogKey(catalog), task.family, kinds[name], pool, terms, clocks and locked)
+        known = _points(
+            CatalogKey(catalog), task.family, kinds[name], pool, terms, clocks and locked, clocks and limited
+        )
         found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
     return undominated(found, devices)
 
 
 @lru_cache(maxsize=256)
 def _points(
-    same: CatalogKey, family_name: str, kind: DeviceType, count: int, terms: Terms, clocks: bool
+    same: CatalogKey, family_name: str, kind: DeviceType, count: int, terms: Terms, clocks: bool, limits: bool
 ) -> tuple[Column, ...]:
     """Columns of one family on that many devices of one type: pure, and needed at every decision."""
     found = []
@@ -222,7 +227,10 @@ def _points(
             if not fits(shape, variant):
                 continue
             pool = count * _most_of(kind, shape)
-            for clock in same.clocks(kind) if clocks else (0,):
+            held = same.clocks(kind) if clocks else (0,)
+            if limits and shape == kind.largest:  # a limit is of the whole board, whatever else is on it
+                held += same.limits(kind, shape.name)
+            for clock in held:
                 column = operating_point(same, family_name, kind, shape, variant, clock, pool, terms)
                 if column is not None and column.tiers:
                     found.append(column)

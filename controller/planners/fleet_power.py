@@ -57,7 +57,7 @@ def planned_w(view: PlanView, plan: Plan) -> float:
             status, device = known.get(target.slice.device), planned.get(target.slice.device)
             if status is None or status.type.unknown or device is None or target.draining:
                 continue
-            watts += _target_w(view.catalog, status.type, demand, target, device.clock_max_mhz)
+            watts += _target_w(view.catalog, status.type, demand, target, device.held_mhz)
     return watts
 
 
@@ -79,7 +79,7 @@ def _baseline_w(status: DeviceStatus, planned: PlannedDevice | None) -> float:
         return 0.0
     if planned is None:
         return idle_w(kind, status.state, 0)
-    return idle_w(kind, planned.target, planned.clock_max_mhz)
+    return idle_w(kind, planned.target, planned.held_mhz)
 
 
 def _target_w(catalog: Catalog, kind: DeviceType, demand: Demand, target: RouteTarget, clock_mhz: int) -> float:

@@ -39,9 +39,10 @@ def plan_of(
     """Plan without what the policy's row says of it (`apply_policy_parts`); revision and decision id are the shell's.
 
     `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
-    `clocks` [MHz] by device; the others run at their highest, unlocked. `clock_ranges`: what a governor may choose
-    from; not named: the planned clock. `weights` of single slices go before `traffic`; a slice without any is no
-    target: a router may give one of weight 0 requests all the same. Stages of a family count each by itself.
+    `clocks` [MHz] by device, below 0 power limits [-W]; the others run at their highest, unlocked. `clock_ranges`: what
+    a governor may choose from; not named: the planned clock. `weights` of single slices go before `traffic`; a slice
+    without any is no target: a router may give one of weight 0 requests all the same. Stages of a family count each by
+    itself.
     """
     by_key = {c.key: c for c in columns}
     view, clocks = inputs.view, clocks or {}
@@ -91,8 +92,9 @@ def _nodes(
         parts = tuple(_slice(inputs, device, together, columns, settings) for together in by_slice.values())
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
-        low, high = clock_ranges.get(device.name, (clock, clock)) if parts else (0, 0)
-        planned[device.node].append(PlannedDevice(device.name, target, parts, low, high))
+        low, high = clock_ranges.get(device.name, (clock, clock)) if clock >= 0 and parts else (0, 0)
+        limit_w = float(max(0, -clock))
+        planned[device.node].append(PlannedDevice(device.name, target, parts, low, high, power_limit_w=limit_w))
     for node, device_name in inputs.lost:
         planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, ()))
     return tuple(NodePlan(node=n, devices=tuple(d)) for n, d in sorted(planned.items()))

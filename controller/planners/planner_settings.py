@@ -82,7 +82,8 @@ class ExactSettings(PlannerSettings):
     }
 
     clocks: Literal["highest", "planned", "governed"] = "highest"
-    """GPU clocks: the highest, planned, or planned as the least that a governor may choose."""
+    """GPU clocks: the highest, planned, or planned as the least that a governor may choose. Likewise power limits,
+    where a profile has them."""
     families_per_slice: int = Field(default=1, ge=1, le=8)
     """Families that may share a slice, where the law of interference allows it."""
     demand_step: float = Field(default=0.0, ge=0)

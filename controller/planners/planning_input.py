@@ -79,8 +79,9 @@ def sharing(parts: tuple[HostedSlice, ...]) -> tuple[HostedSlice, ...]:
 class Device:
     """Device that may be planned. `frozen`: its node is silent, so nothing may move there.
 
-    `zone` is empty where the view's `carbon` holds. `clock_mhz` is the clock in force; 0 = the highest, not locked.
-    `clock_lockable`: its node does not say that it cannot lock clocks.
+    `zone` is empty where the view's `carbon` holds. `clock_mhz` is the clock in force; 0 = the highest, not locked;
+    below 0 the power limit [-W]. `clock_lockable`, `limitable`: its node does not say that it cannot lock clocks, or
+    takes no power limit.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Device:
     zone: str = ""
     clock_mhz: int = 0
     clock_lockable: bool = True
+    limitable: bool = True
 
     @property
     def layout(self) -> tuple[tuple[str, int, int], ...]:
@@ -181,7 +183,7 @@ def read_view(
     """
     before = [device for node in (view.current.nodes if view.current else ()) for device in node.devices]
     planned = {part.key: part for device in before for part in device.slices}
-    locked = {d.device: d.clock_max_mhz for d in before} if clocks else {}
+    locked = {d.device: d.held_mhz for d in before} if clocks else {}
     own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
     served = {o.family for o in view.objectives}
     devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else view.catalog.profiled_types
@@ -208,7 +210,11 @@ def read_view(
             awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
             lockable = not why_missing(node.missing, "clock_lock", status.device)
-            placed = running, frozen, zone, locked.get(status.device, 0), lockable
+            limitable = not why_missing(node.missing, "power_limit", status.device)
+            held_mhz = locked.get(status.device, 0)
+            if held_mhz < 0 and held_mhz <= -kind.power_limit_max_w:
+                held_mhz = 0  # the limit that the board has anyway
+            placed = running, frozen, zone, held_mhz, lockable, limitable
             devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}
     streams = {f.name: _streams(view.catalog, f.name) for f in view.catalog.families if f.generative}

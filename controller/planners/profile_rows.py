@@ -29,8 +29,8 @@ def effective_row(
     items: float,
     clock_mhz: int = 0,
 ) -> ProfileRow | None:
-    """The profile at a clock (0: the highest) for requests of that many items: batches are interpolated, the largest
-    goes on.
+    """The profile at a clock (0: the highest; below 0: a power limit [-W]) for requests of that many items: batches are
+    interpolated, the largest goes on.
 
     `batch` of the result is the largest batch in the profile. None: not profiled.
     """
@@ -66,7 +66,7 @@ class CatalogKey:
     def rows(self, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
         """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch.
 
-        At a clock that is not profiled by the law of trefoil/core/power.py.
+        At a clock or power limit that is not profiled by the law of trefoil/core/power.py.
         """
         by_clock = _index(self).get((profile_type(kind.name), shape, family, variant), {})
         if not by_clock and profile_type(kind.name) == CPUS:
@@ -81,12 +81,19 @@ class CatalogKey:
         it needs no lock.
         """
         known = {c for (k, _, _, _), rows in _index(self).items() if k == profile_type(kind.name) for c in rows}
-        if not kind.clock_lockable or not known:
+        if not kind.clock_lockable or max(known, default=0) <= 0:
             return (0,)
         lower = [c for c in known if c in kind.clocks_mhz and c < max(known)]
         if not lower:
             lower = [max(c for c in kind.clocks_mhz if c <= share * max(known)) for share in CLOCK_SHARES]
         return (0, *sorted(set(lower)))
+
+    def limits(self, kind: DeviceType, shape: str) -> tuple[int, ...]:
+        """Power limits to choose from [-W]: those that are profiled on that slice type and that the board takes."""
+        low_w, high_w = kind.power_limit_min_w, kind.power_limit_max_w
+        name, index = profile_type(kind.name), _index(self).items()
+        known = {held for (k, s, _, _), rows in index if (k, s) == (name, shape) for held in rows}
+        return tuple(sorted(held for held in known if held < 0 and low_w <= -held < high_w))
 
 
 @lru_cache(maxsize=4096)

@@ -51,6 +51,8 @@ def shared_columns(
     kinds, by_family = {d.type.name: d.type for d in devices}, {task.family: task for task in tasks}
     at: dict[tuple[str, str, int, str], list[Column]] = {}
     for column in alone:
+        if column.key.clock_mhz < 0:
+            continue  # what a power limit leaves of the clock depends on all that computes
         at.setdefault((column.device_type, column.slice_type, *column.key[4:6]), []).append(column)
     sizes = Counter((d.type.name, d.zone) for d in devices)
     found: list[Column] = []

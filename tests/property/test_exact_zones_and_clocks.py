@@ -336,6 +336,19 @@ def test_a_node_that_cannot_lock_has_its_type_planned_at_the_highest_clock():
     assert {(d.clock_min_mhz, d.clock_max_mhz) for n in plan.nodes for d in n.devices} == {(0, 0)}
 
 
+def test_shared_slices_and_parts_of_a_board_are_planned_without_limits():
+    one = instance((20.0,) * 6, (0.7, 0.9), 4.0, 400.0, [A100_40GB.name] * 2, ["test", "test"])
+    rows = one.catalog.rows
+    limited = tuple(dataclasses.replace(row, clock_mhz=-200) for row in rows)
+    seen = dataclasses.replace(one, catalog=Catalog(one.catalog.families, (*rows, *limited)))
+    world = read_view(seen, 1.0, clocks=True)
+    found = columns(seen.catalog, world.tasks[0], world.devices, CLOCKED)
+    assert {column.slice_type for column in found if column.key.clock_mhz < 0} == {A100_40GB.largest.name}
+    (group,) = groups_of(world.devices, found)
+    assert group.clocks[0] == 0, "devices that stay count at no limit"
+    assert group.clocks[-1] == -200
+
+
 def test_a_clock_that_nobody_profiled_is_planned_by_the_law_of_the_simulated_driver():
     rows = small_catalog((20.0,) * 6, (0.7, 0.9)).rows
     catalog = Catalog(

@@ -85,6 +85,7 @@ class Provenance:
 class ProfileRow:
     """Profile of one operating point. Latency is of a whole executed batch; energy per batch excludes idle power.
 
+    `clock_mhz`: the clock that was held; below 0: the power limit of the board that was set instead [-W].
     `clock_sensitivity`: the part of its time that follows the clock (`power.stretch`); 1: all of it.
     """
 

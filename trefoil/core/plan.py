@@ -67,6 +67,11 @@ class PlannedDevice:
     power_limit_w: float = 0.0
 
     @property
+    def held_mhz(self) -> int:
+        """What holds it back, as `core/power.py` has it: its highest clock, below 0 its power limit [-W], 0 nothing."""
+        return self.clock_max_mhz or -round(self.power_limit_w)
+
+    @property
     def families(self) -> tuple[str, ...]:
         """Families that its slices host, in order."""
         return tuple(sorted({hosted.family for part in self.slices for hosted in part.hosted}))

@@ -14,6 +14,10 @@ profiled clocks a time is linear in 1/f; beyond them the part `clock_sensitivity
 Active power follows `clock_law`. Without rows at two clocks and without a stated sensitivity all of the time follows
 the clock, the pessimistic assumption. docs/energy.md has the sources.
 
+A board under a power limit lowers its clock until it draws no more (`clock_under`). Where a clock is asked for, a
+number below 0 stands for a limit of so many watts and no lock: of a profile row what it was measured at, of a class
+what it is planned at. A limit that is not profiled is, for each row, the clock that it leaves (`rows_at`).
+
 `saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this:
 truth and estimate differ on purpose, by at most CONCAVITY of a small load.
 """
@@ -27,6 +31,7 @@ from typing import Final
 from trefoil.core.common import Basis, ProfileRow, Provenance
 from trefoil.core.device_types import device_share, profile_type
 from trefoil.core.fleet import DeviceState, DeviceType
+from trefoil.core.units import MS_PER_S
 
 DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of the 400 W board limit of an A100
     "A100-SXM4-40GB": 250.0,
@@ -63,14 +68,27 @@ def dynamic_w(device: DeviceType) -> float:
 
 
 def clock_ratio(device: DeviceType, clock_mhz: int) -> float:
-    """Ratio of a clock to the highest clock; 1 where the device has no clock list."""
-    return clock_mhz / max(device.clocks_mhz) if device.clocks_mhz and clock_mhz else 1.0
+    """Ratio of a clock to the highest clock; 1 where the device has no clock list, and for a power limit."""
+    return clock_mhz / max(device.clocks_mhz) if device.clocks_mhz and clock_mhz > 0 else 1.0
 
 
 def clock_law(device: DeviceType, clock_mhz: int) -> float:
     """Ratio of active power at this clock to that at the highest."""
     ratio = clock_ratio(device, clock_mhz)
     return CLOCK_LINEAR * ratio + CLOCK_CUBIC * ratio**3
+
+
+def clock_under(device: DeviceType, limit_w: float, active_w: float) -> int:
+    """Highest supported clock at which a board draws no more than its limit, else the lowest; 0 without a clock list.
+
+    `active_w`: what its slices would draw above idle at the highest clock.
+    """
+    fits = (
+        clock
+        for clock in sorted(device.clocks_mhz, reverse=True)
+        if idle_w(device, DeviceState.AWAKE, clock) + active_w * clock_law(device, clock) <= limit_w
+    )
+    return next(fits, min(device.clocks_mhz, default=0))
 
 
 def idle_w(device: DeviceType, state: DeviceState, clock_mhz: int) -> float:
@@ -103,9 +121,11 @@ def density(
 def stretch(row_clock_mhz: int, clock_mhz: int, sensitivity: float = 1.0) -> float:
     """Stretch of service time at a clock over that at the clock of a profile row: 1 - s + s f0 / f.
 
-    1 where either clock is not known (0). `sensitivity` s is of the profile row.
+    1 where either clock is not known (0, or a power limit). `sensitivity` s is of the profile row.
     """
-    return 1.0 - sensitivity + sensitivity * row_clock_mhz / clock_mhz if row_clock_mhz and clock_mhz else 1.0
+    if row_clock_mhz <= 0 or clock_mhz <= 0:
+        return 1.0
+    return 1.0 - sensitivity + sensitivity * row_clock_mhz / clock_mhz
 
 
 def sensitivity_at(row_clock_mhz: int, clock_mhz: int, sensitivity: float) -> float:
@@ -131,15 +151,25 @@ def fitted_sensitivity(times: Sequence[tuple[int, float]], clock_mhz: int) -> fl
 
 
 def rows_at(device: DeviceType, rows: Iterable[ProfileRow], clock_mhz: int) -> tuple[ProfileRow, ...]:
-    """Rows of one variant on one slice type at a clock (0: the highest that is profiled), ascending by batch.
+    """Rows of one variant on one slice type at a clock (0: the highest that is profiled; below 0: under a power limit
+    of so many watts), ascending by batch.
 
-    Rows of that very clock if there are any, else each batch by its own rows.
+    Rows of that very clock or limit if there are any, else each batch by its own rows at clocks.
     """
     known = sorted(rows, key=lambda row: (row.batch, row.clock_mhz))
     wanted_mhz = clock_mhz or max((row.clock_mhz for row in known), default=0)
     if exact := tuple(row for row in known if row.clock_mhz == wanted_mhz):
         return exact
+    known = [row for row in known if row.clock_mhz >= 0]
+    if wanted_mhz < 0:
+        return tuple(_limited(device, row, -wanted_mhz) for row in rows_at(device, known, 0))
     return tuple(_row_at(device, list(same), wanted_mhz) for _, same in groupby(known, lambda row: row.batch))
+
+
+def _limited(device: DeviceType, row: ProfileRow, limit_w: int) -> ProfileRow:
+    """Row at a clock as it is under a power limit of the board, with nothing else on it."""
+    watts = row.energy_active_j_per_batch / row.latency_ms_p50 * MS_PER_S / clock_law(device, row.clock_mhz)
+    return at_clock(device, row, min(row.clock_mhz, clock_under(device, limit_w, watts)))
 
 
 def _row_at(device: DeviceType, rows: Sequence[ProfileRow], clock_mhz: int) -> ProfileRow:

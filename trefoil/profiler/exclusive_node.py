@@ -74,7 +74,7 @@ class ExclusiveNode:
             parts = {part.key: part for device in status.devices for part in device.slices}
             part = parts.get(place.key)
             done = status.applied == self._revision and part is not None and part.state == SliceState.READY
-            return part if done else None
+            return part if done and place.limits(status) else None
 
         self._status, found = await until(self.stub, self._clock, ready)
         return found

@@ -57,7 +57,7 @@ class LentDevice:
             parts = (found for device in node.devices for found in device.slices)
             here = next((found for found in parts if found.key == part.key), None)
             serves = here is not None and here.state == SliceState.READY and here.hosted == part.hosted
-            return here if serves else None
+            return here if serves and place.limits(node) else None
 
         _, found = await until(self._agent, self._clock, ready)
         return found

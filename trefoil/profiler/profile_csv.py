@@ -11,9 +11,9 @@ from typing import Any, Final
 from trefoil.core.catalog import Family
 from trefoil.core.device_types import device_share, device_type, profile_type, reported_type
 from trefoil.core.errors import CatalogError, SettingError
-from trefoil.core.power import clock_law, dynamic_w, fitted_sensitivity, sensitivity_at
+from trefoil.core.power import clock_law, clock_under, dynamic_w, fitted_sensitivity, sensitivity_at
 from trefoil.core.units import MS_PER_S
-from trefoil.runtime.repository import COLUMNS, HEADER_KEYS, SENSITIVITY, load_family
+from trefoil.runtime.repository import COLUMNS, HEADER_KEYS, LIMIT, SENSITIVITY, load_family
 
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
@@ -32,7 +32,10 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True)
 class ProfilePoint:
-    """Measurement of one operating point. Energy is None without a meter; `simulated`: no hardware counted it."""
+    """Measurement of one operating point. Energy is None without a meter; `simulated`: no hardware counted it.
+
+    `clock_mhz` below 0: the power limit of the board [-W].
+    """
 
     device_type: str
     slice_type: str
@@ -65,8 +68,10 @@ class ProfileProvenance:
 def estimated_j(point: ProfilePoint) -> float:
     """Active energy of a batch [J] if the slice draws its whole dynamic share meanwhile (core/power, density 1)."""
     device = device_type(point.device_type)
-    watts = device_share(device, point.slice_type) * dynamic_w(device) * clock_law(device, point.clock_mhz)
-    return watts * point.latency_ms[0] / MS_PER_S
+    watts, clock_mhz = device_share(device, point.slice_type) * dynamic_w(device), point.clock_mhz
+    if clock_mhz < 0:
+        clock_mhz = clock_under(device, -clock_mhz, watts)
+    return watts * clock_law(device, clock_mhz) * point.latency_ms[0] / MS_PER_S
 
 
 def raise_to_monotone(points: Sequence[ProfilePoint]) -> tuple[list[ProfilePoint], int]:
@@ -116,23 +121,27 @@ def profile_text(points: Sequence[ProfilePoint], provenance: ProfileProvenance, 
     text = io.StringIO()
     text.writelines(f"# {key}: {value}\n" for key, value in values.items())
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, SENSITIVITY] if any(sensitivities) else COLUMNS)
+    limited = any(point.clock_mhz < 0 for point in rows)
+    writer.writerow([*COLUMNS, *([SENSITIVITY] if any(sensitivities) else []), *([LIMIT] if limited else [])])
     for point, sensitivity in zip(rows, sensitivities, strict=True):
         joules = estimated_j(point) if point.energy_active_j is None else point.energy_active_j
-        key = [point.device_type, point.slice_type, point.variant, "0", point.batch, point.clock_mhz, ""]
+        key = [point.device_type, point.slice_type, point.variant, "0", point.batch, max(0, point.clock_mhz), ""]
         latency = [f"{value:.4f}" for value in point.latency_ms]
         power_w = joules / (point.latency_ms[0] / MS_PER_S)
         numbers = [f"{n:.6g}" for n in (point.throughput_per_s, joules, power_w)]
-        writer.writerow([*key, *latency, *numbers, point.memory_mib, *([sensitivity] if any(sensitivities) else [])])
+        more = [sensitivity] if any(sensitivities) else []
+        if limited:
+            more.append(f"{-point.clock_mhz}" if point.clock_mhz < 0 else "")
+        writer.writerow([*key, *latency, *numbers, point.memory_mib, *more])
     return text.getvalue()
 
 
 def _sensitivity(point: ProfilePoint, points: Sequence[ProfilePoint]) -> str:
     """Cell of the clock sensitivity; empty where neither a law nor another clock says it."""
     s = point.clock_sensitivity
-    if s is None:
+    if s is None and point.clock_mhz >= 0:
         key = attrgetter("device_type", "slice_type", "variant", "batch")
-        times = [(one.clock_mhz, one.latency_ms[0]) for one in points if key(one) == key(point)]
+        times = [(p.clock_mhz, p.latency_ms[0]) for p in points if key(p) == key(point) and p.clock_mhz >= 0]
         s = fitted_sensitivity(times, point.clock_mhz)
     return "" if s is None else f"{s:.4f}"
 

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, ProfileRow, Provenance
+from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.objective import NO_TOKEN_SLO, PERCENTILE, TokenSlo, check_token_slo, token_slo
 from trefoil.core.outside.ranges import Ranged
 from trefoil.core.power import fitted_sensitivity
@@ -45,7 +46,10 @@ BATCHING: Final = re.compile(r"\bdynamic_batching\s*+(?::\s*+)?[{<]")
 """Field of a contract, without strings and comments, by which Triton joins requests to batches."""
 HEADER_KEYS: Final = ("basis", "source", "machine", "date", "commit")
 SENSITIVITY: Final = "clock_sensitivity"
-"""The one column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
+"""A column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
+LIMIT: Final = "limit_watts"
+"""A column that a profile may leave out: the power limit of the board instead of a clock. Of a `ProfileRow` it is the
+clock, below 0."""
 
 FAMILY_VARIANTS_MAX: Final = 256
 ROWS_MAX: Final = 200_000
@@ -115,12 +119,18 @@ class _Row(Ranged):
     power_w: NotNegative
     memory_mib: Annotated[int, Field(ge=0, le=2**31)]
     clock_sensitivity: Annotated[float, Field(ge=0, le=1)] | None = None
+    limit_watts: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
 
-    @field_validator("clock_sensitivity", mode="before")
+    @field_validator("clock_sensitivity", "limit_watts", mode="before")
     @classmethod
     def _not_stated(cls, value: object) -> object:
         """An empty cell: not stated."""
         return None if value == "" else value
+
+    @property
+    def held_mhz(self) -> int:
+        """Clock of it, below 0 its power limit [-W]."""
+        return -self.limit_watts if self.limit_watts else self.clock_mhz
 
     @field_validator("cohosted", mode="before")
     @classmethod
@@ -129,7 +139,7 @@ class _Row(Ranged):
         return tuple(name for name in value.split("+") if name) if isinstance(value, str) else value
 
 
-COLUMNS: Final = tuple(name for name in _Row.model_fields if name != SENSITIVITY)
+COLUMNS: Final = tuple(name for name in _Row.model_fields if name not in (SENSITIVITY, LIMIT))
 KEY_COLUMNS: Final = ("device_type", "slice_type", "variant", "stage", "batch", "clock_mhz", "cohosted")
 
 
@@ -290,7 +300,7 @@ def _parse_profile(path: Path, text: str, family: Family, variants: Sequence[str
     if len(numbered) > ROWS_MAX:
         raise errors.CatalogError(f"{path} has {len(numbered)} rows", remedy=f"keep at most {ROWS_MAX}")
     header = [name.strip() for name in numbered[0][1].split(",")]
-    columns = (*COLUMNS, *([SENSITIVITY] if SENSITIVITY in header else []))
+    columns = (*COLUMNS, *(name for name in (SENSITIVITY, LIMIT) if name in header))
     if sorted(header) != sorted(columns):
         wrong = sorted(set(header) ^ set(columns)) or sorted(name for name in header if header.count(name) > 1)
         raise errors.CatalogError(
@@ -305,9 +315,14 @@ def _parse_profile(path: Path, text: str, family: Family, variants: Sequence[str
         read.append(_row(f"{path} line {number}", known, header, cells))
     stated = zip(read, _sensitivities(read), strict=True)
     rows = [
-        ProfileRow(family=family.name, provenance=provenance, **one.model_dump() | {SENSITIVITY: s})
+        ProfileRow(
+            family=family.name,
+            provenance=provenance,
+            **one.model_dump(exclude={LIMIT}) | {SENSITIVITY: s, "clock_mhz": one.held_mhz},
+        )
         for one, s in stated
     ]
+    _assert_limits_hold(rows, str(path))
     _assert_unique([tuple(getattr(row, name) for name in KEY_COLUMNS) for row in rows], "operating point", str(path))
     _assert_batches_grow(rows, str(path))
     for variant in variants or known:
@@ -332,6 +347,13 @@ def _row(where: str, known: list[str], header: list[str], cells: list[str]) -> _
             value=read.variant,
             remedy=errors.one_of(known, read.variant),
         )
+    if read.limit_watts and read.clock_mhz:
+        raise errors.CatalogError(
+            f"{where}: a point has a clock or a power limit",
+            field="clock_mhz",
+            value=read.clock_mhz,
+            remedy=f"write 0 with {LIMIT} = {read.limit_watts}, or leave {LIMIT} empty",
+        )
     for low, high in pairwise(("latency_ms_p50", "latency_ms_p95", "latency_ms_p99")):
         if getattr(read, low) > getattr(read, high):
             raise errors.CatalogError(
@@ -340,16 +362,43 @@ def _row(where: str, known: list[str], header: list[str], cells: list[str]) -> _
     return read
 
 
+def _assert_limits_hold(rows: Sequence[ProfileRow], where: str) -> None:
+    """A limit is of the whole board. It is not always set: what the board does without must be known too."""
+
+    def point(row: ProfileRow) -> tuple[str, ...]:
+        return row.device_type, row.slice_type, row.variant, str(row.stage), str(row.batch), "+".join(row.cohosted)
+
+    free = {point(row) for row in rows if row.clock_mhz >= 0}
+    for row in (row for row in rows if row.clock_mhz < 0):
+        kind = DEVICE_TYPES.get(row.device_type)
+        if kind is not None and row.slice_type != kind.largest.name:
+            raise errors.CatalogError(
+                f"{where}: a power limit is of the whole board, and {row.slice_type} of {row.device_type} is a part",
+                field=LIMIT,
+                value=-row.clock_mhz,
+                remedy=f"profile limits on {kind.largest.name}",
+            )
+        if point(row) not in free:
+            raise errors.CatalogError(
+                f"{where}: {row.variant} on {row.slice_type} of {row.device_type}, batch {row.batch}, is profiled under"
+                " a power limit only",
+                field=LIMIT,
+                value=-row.clock_mhz,
+                remedy=f"profile it without a limit too, and leave {LIMIT} empty there",
+            )
+
+
 def _sensitivities(rows: Sequence[_Row]) -> list[float]:
     """Clock sensitivity of each row: stated, or fitted to its operating point's rows at other clocks, or 1."""
     times: dict[tuple[object, ...], list[tuple[int, float]]] = {}
     for row in rows:
-        times.setdefault(_point(row), []).append((row.clock_mhz, row.latency_ms_p50))
+        if not row.limit_watts:
+            times.setdefault(_point(row), []).append((row.clock_mhz, row.latency_ms_p50))
 
     def of(row: _Row) -> float:
         if row.clock_sensitivity is not None:
             return row.clock_sensitivity
-        fitted = fitted_sensitivity(times[_point(row)], row.clock_mhz)
+        fitted = None if row.limit_watts else fitted_sensitivity(times[_point(row)], row.clock_mhz)
         return 1.0 if fitted is None else fitted
 
     return [of(row) for row in rows]

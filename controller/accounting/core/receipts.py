@@ -338,7 +338,8 @@ class Receipts:
 
     def _line(self, key: Key) -> EnergyLine:
         status = self._types.get(key[0].device)
-        held = status.clock_lease.max_mhz if status is not None and status.clock_lease is not None else 0
+        lease = status.clock_lease if status is not None else None
+        held = (lease.max_mhz or -round(lease.power_limit_w)) if lease is not None else 0
         kind = self._kind(key)
         line = self._lines.get((kind, held))
         if line is None:

@@ -41,6 +41,6 @@ def _lowest(
             and column.capacity_per_s(slices) * problem.scale.get(column.key, 1.0) >= mean_per_s
         )
 
-    lower = sorted(mhz for mhz in offered if mhz and (not planned_mhz or mhz < planned_mhz))
+    lower = sorted(mhz for mhz in offered if mhz > 0 and (not planned_mhz or mhz < planned_mhz))
     fits = (mhz for mhz in lower if all(carries(key, slices, mhz) for key, slices in classes.items()))
     return next(fits, planned_mhz)

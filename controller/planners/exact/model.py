@@ -169,7 +169,7 @@ def groups_of(devices: Sequence[Device], columns: Sequence[Column] = ()) -> tupl
             alike[0].type,
             configurations(alike[0].type),
             tuple(alike),
-            clocks=tuple(sorted(clocks[name])) or (0,),
+            clocks=tuple(sorted(clocks[name], key=lambda mhz: (mhz < 0, mhz))) or (0,),
             zone=zone,
         )
         for (name, zone), alike in sorted(free.items())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.planning import row
 from trefoil.core import power
-from trefoil.core.device_types import A100_40GB
+from trefoil.core.device_types import A100_40GB, P4
 from trefoil.core.fleet import DeviceState
 
 CLOCKS = st.sampled_from(A100_40GB.clocks_mhz)
@@ -54,6 +54,35 @@ def test_only_the_part_that_is_sensitive_follows_the_clock(clock, sensitivity):
     assert power.stretch(1410, clock, 0.0) == power.stretch(0, clock, sensitivity) == 1.0
     moved = power.at_clock(A100_40GB, replace(row("l", "7g.40gb", 40.0), clock_sensitivity=sensitivity), clock)
     assert moved.latency_ms_p95 == pytest.approx(row("l", "7g.40gb", 40.0).latency_ms_p95 * longer)
+
+
+@given(limit_w=st.floats(60, 400), active_w=st.floats(0, 300))
+def test_a_board_takes_the_highest_clock_whose_power_fits_its_limit(limit_w, active_w):
+    def drawn_w(mhz):
+        return power.idle_w(A100_40GB, DeviceState.AWAKE, mhz) + active_w * power.clock_law(A100_40GB, mhz)
+
+    clock_mhz = power.clock_under(A100_40GB, limit_w, active_w)
+    assert clock_mhz in A100_40GB.clocks_mhz
+    fitting = [mhz for mhz in A100_40GB.clocks_mhz if drawn_w(mhz) <= limit_w]
+    assert clock_mhz == (fitting[-1] if fitting else A100_40GB.clocks_mhz[0])
+    assert power.clock_under(P4, limit_w, active_w) == 0, "it lists no clocks"
+
+
+def test_rows_under_a_limit_are_the_measured_ones_else_what_the_limit_leaves_of_the_clock():
+    free = replace(row("l", "7g.40gb", 40.0), clock_mhz=1410, energy_active_j_per_batch=9.0)
+    measured = replace(free, clock_mhz=-200, latency_ms_p50=47.0, latency_ms_p95=47.0, latency_ms_p99=47.0)
+    rows = [measured, free]
+    assert power.rows_at(A100_40GB, rows, -200) == (measured,)
+    assert power.rows_at(A100_40GB, rows, 0) == (free,)
+    (half,) = power.rows_at(A100_40GB, rows, 705)
+    assert half == power.at_clock(A100_40GB, free, 705), "rows at limits say nothing of clocks"
+    (limited,) = power.rows_at(A100_40GB, rows, -150)
+    full_w = 9.0 / free.latency_ms_p50 * 1e3
+    assert limited == power.at_clock(A100_40GB, free, power.clock_under(A100_40GB, 150.0, full_w))
+    assert limited.energy_active_j_per_batch / limited.latency_ms_p50 * 1e3 <= 150.0
+    assert power.rows_at(A100_40GB, rows, -400) == (free,), "more than it draws"
+    assert power.idle_w(A100_40GB, DeviceState.AWAKE, -150) == A100_40GB.idle_w
+    assert power.stretch(1410, -150) == power.stretch(-150, 705) == 1.0
 
 
 @given(clock=CLOCKS, shape=st.sampled_from(["1g.5gb", "3g.20gb", "7g.40gb"]))

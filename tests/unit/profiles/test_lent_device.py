@@ -27,6 +27,8 @@ class Site:
     calls: list[str] = field(default_factory=list)
     refuses: Exception | None = None
     slices: tuple[SliceStatus, ...] = ()
+    limit_w: float = 400.0
+    missing: tuple[str, ...] = ()
 
     async def call(self, method: str, request: Any) -> None:
         self.calls.append(method)
@@ -39,8 +41,12 @@ class Site:
                 for part in planned.slices
             )
 
+    @property
+    def status(self) -> DeviceStatus:
+        return DeviceStatus("node0/gpu1", A100_40GB, slices=self.slices, power_limit_w=self.limit_w)
+
     async def GetNode(self, _request: Any, timeout: float) -> Any:
-        node = NodeStatus("node0", devices=(DeviceStatus("node0/gpu1", A100_40GB, slices=self.slices),))
+        node = NodeStatus("node0", devices=(self.status,), missing=self.missing)
         return power_agent_pb2.GetNodeResponse(node=codec.to_proto(node))
 
 
@@ -63,6 +69,36 @@ async def test_a_loan_is_renewed_until_it_is_given_back(site):
     assert site.calls.count("ReturnDevice") == 1
     await lent.empty()  # again: nothing is held any more
     assert site.calls.count("ReturnDevice") == 1
+
+
+def test_limits_are_held_where_a_slice_is_the_whole_board():
+    lent = LentDevice(None, None, STATUS, ManualClock(), holder="a test")
+    found = [(place.shape.name, place.clock_mhz) for place in lent.places(["3g.20gb", "7g.40gb"], [1005, -150, -200])]
+    assert found == [("3g.20gb", 1005), ("7g.40gb", 1005), ("7g.40gb", -150), ("7g.40gb", -200)]
+    assert [place.clock_mhz for place in lent.places(["7g.40gb"], [-150])] == [1410, -150], "without a limit too"
+    with pytest.raises(
+        SettingError, match=r"--limits = \[50\]: .*no such power limit. Remedy: choose from 100 to 400 W"
+    ):
+        lent.places([], [-50, -200])
+    *_, place = lent.places(["7g.40gb"], [-150])
+    planned = place.hosting("digits", VARIANT, 8)
+    assert (planned.clock_max_mhz, planned.power_limit_w) == (0, 150.0)
+
+
+async def test_nothing_is_measured_before_a_limit_is_in_force(site):
+    clock = ManualClock()
+    lent = LentDevice(site.call, site, STATUS, clock, holder="a test")
+    *_, place = lent.places(["7g.40gb"], [-150])
+    serving = asyncio.create_task(lent.serve(place, "digits", VARIANT, 8))
+    await clock.advance(5.0)
+    assert not serving.done()
+    site.limit_w = 150.0
+    await clock.advance(5.0)
+    assert serving.result().key.slice_type == "7g.40gb"
+    site.missing = ("power_limit gpu1: not permitted. Remedy: run it as root",)
+    with pytest.raises(Unavailable, match=r"--limits = 150: .*not in force: not permitted. Remedy: run it as root"):
+        await lent.serve(place, "digits", VARIANT, 8)
+    await lent.empty()
 
 
 async def test_what_is_refused_is_not_given_back_and_a_controller_that_is_away_is_asked_until_the_lease_is_over(site):

@@ -54,6 +54,23 @@ def test_what_is_measured_is_hosted_as_plans_host_it(kind, shape, asked, hosted,
     assert of.threads == threads
 
 
+def test_points_at_power_limits_have_a_column_of_their_own(tmp_path):
+    free = ProfilePoint("A100-SXM4-40GB", "7g.40gb", "x", 1, 1410, (10.0, 11.0, 12.0), 100.0, 2.0, 16, 500)
+    limited = replace(free, clock_mhz=-150, latency_ms=(13.0, 14.0, 15.0), energy_active_j=1.5)
+    path = tmp_path / "profile.csv"
+    path.write_text(profile_text(every_variant(free, limited), ORIGIN, estimate_energy=False))
+    assert write_profile(tmp_path / "made.csv", FOLDER, path.read_text()) == 2 * len(FAMILY.variants)
+    _, rows = load_family(FOLDER, path)
+    assert {(row.clock_mhz, row.latency_ms_p50, row.clock_sensitivity) for row in rows} == {
+        (1410, 10.0, 1.0),
+        (-150, 13.0, 1.0),
+    }
+    assert "limit_watts" not in profile_text(every_variant(free), ORIGIN, estimate_energy=False)
+    unmetered = replace(limited, energy_active_j=None)
+    assert estimated_j(unmetered) <= (150.0 - 55.0 * 0.85) * 13e-3, "no more than the limit leaves"
+    assert estimated_j(unmetered) < estimated_j(replace(unmetered, clock_mhz=1410))
+
+
 def sample(starts_at_s: float, joules: float, method: EnergyMethod = EnergyMethod.NVML_COUNTER) -> EnergySample:
     return EnergySample(
         device="n/gpu0", starts_at_s=starts_at_s, ends_at_s=starts_at_s + 1, counter_j=joules, method=method

@@ -246,6 +246,47 @@ def test_how_much_of_a_time_follows_the_clock_is_a_column_with_a_source(folder):
         load_family(folder)
 
 
+LIMITED = """# basis: synthetic
+# source: a test
+# machine: none
+# date: 2026-11-21
+# commit: abc
+{columns},limit_watts
+A100-SXM4-40GB,7g.40gb,small,0,1,1410,,10,11,12,100,1.5,150,10,
+A100-SXM4-40GB,7g.40gb,small,0,1,0,,12,13,14,80,1.2,100,10,150
+A100-SXM4-40GB,7g.40gb,large,0,1,1410,,20,22,23,50,3.0,150,20,
+A100-SXM4-40GB,7g.40gb,large,0,1,0,,26,27,28,40,2.5,96,20,150
+""".format(columns=",".join(COLUMNS))
+
+
+def test_a_point_may_be_measured_at_a_power_limit_instead_of_a_clock(folder):
+    path = folder / "profile.csv"
+    path.write_text(LIMITED)
+    rows = load_family(folder)[1]
+    assert [row.clock_mhz for row in rows] == [1410, -150, 1410, -150]
+    assert {row.clock_sensitivity for row in rows} == {1.0}, "a limit is no clock: nothing is fitted to it"
+
+
+@pytest.mark.parametrize(
+    ("replaced", "says"),
+    [
+        (("small,0,1,0,", "small,0,1,1200,"), "clock_mhz = 1200: .*line 8: a point has a clock or a power limit"),
+        ((",150", ",-150"), "limit_watts = '-150': Input should be greater than 0"),
+        ((",150", ",high"), "limit_watts = 'high': Input should be a valid integer"),
+        ((",0,1,0,", ",0,2,0,"), "limit_watts = 150: .*, batch 2, is profiled under a power limit only. Remedy"),
+        (("7g.40gb", "3g.20gb"), "limit_watts = 150: .*of the whole board.* Remedy: profile limits on 7g.40gb"),
+        (("small", "large"), "operating point"),
+    ],
+)
+def test_a_power_limit_that_cannot_be_is_refused(folder, replaced, says):
+    lines = LIMITED.splitlines()
+    at = next(i for i, text in enumerate(lines) if ",small,0,1,0," in text)
+    lines[at] = lines[at].replace(*replaced)
+    (folder / "profile.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(CatalogError, match=says):
+        load_family(folder)
+
+
 def test_without_a_statement_it_is_fitted_to_the_rows_of_an_operating_point_at_other_clocks(folder):
     one = PROFILE.splitlines()[-1]
     half = one.replace(",1410,", ",705,")

@@ -42,6 +42,9 @@ def profile(
     device_kind: Annotated[str, typer.Option("--device-type", help="With --triton, e.g. cpu:2.")] = "",
     slices: Annotated[str, typer.Option(help="Slice types, e.g. 1g.5gb,3g.20gb or cpu:1; default: all.")] = "",
     clocks: Annotated[str, typer.Option(help="Clocks to hold [MHz]; default: the highest.")] = "",
+    limits: Annotated[
+        str, typer.Option(help="Power limits to hold [W], in addition to clocks, where a slice is the whole board.")
+    ] = "",
     variants: Annotated[str, typer.Option(help="Default: all.")] = "",
     batches: Annotated[str, typer.Option(help="Items per batch.")] = "1,2,4,8",
     rates: Annotated[str, typer.Option(help="Loads to offer, as shares of saturation; empty: none.")] = "0.3,0.6,0.9",
@@ -70,16 +73,17 @@ def profile(
     folder = family_folder(repository, family)
     known, _ = load_family(folder)
     sizes, clocks_mhz = _integers("--batches", batches), _integers("--clocks", clocks)
+    held = (*clocks_mhz, *(-watts for watts in _integers("--limits", limits)))
     chosen, shares = tuple(selected_variants(known, _names(variants))), _numbers("--rates", rates)
     spec = ProfileSpec(known, folder, chosen, sizes, shares, window, parse_shapes(shape), instances)
-    on = _named_slice(device, device_kind, _names(slices), clocks_mhz) if triton else None
+    on = _named_slice(device, device_kind, _names(slices), held) if triton else None
     say: Callable[[str], None] = _discard if as_json else _print_line
     target = out or Path("out/profile") / f"{family}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)
     report = target.with_suffix(".json")
     points: list[ProfilePoint] = []
     try:
-        work = _Work(spec, points, on, _names(slices), clocks_mhz, replace, say, Path(state_dir))
+        work = _Work(spec, points, on, _names(slices), held, replace, say, Path(state_dir))
         alone = agent or triton
         simulated = asyncio.run(work.alone(agent, triton) if alone else work.borrowing(device))
     finally:  # hours of measurement are kept, whatever ended them

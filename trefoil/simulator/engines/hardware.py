@@ -1,7 +1,9 @@
 """The simulated hardware: devices, slices and what they draw. Obeys commands as an agent does, and takes its time.
 
 A slice computes as its row at the device's clock says, or as `power.at_clock` where the profile has none. The clock is
-what the agent's governors make of the plan's.
+what the agent's governors make of the plan's. Under a power limit a board lowers it until all that it hosts, computing
+at once, fits (`power.clock_under`), and idles as without: rows that were measured at limits are the planner's
+knowledge, not the truth.
 Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
 of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, sleep, and what starting slices
 draw are unallocated; the rest is active and belongs to the slice that computed. CPUs of whose profile no joules are
@@ -163,19 +165,20 @@ class Hardware:
                     device.served.setdefault((hosted.family, hosted.model), {})[key] = known
         return device.served
 
-    def service(self, device: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
-        """True service of a variant on a slice.
+    def service(
+        self, device: SimulatedDevice, key: SliceKey, hosted: Hosted, clock_mhz: int | None = None
+    ) -> SliceService:
+        """True service of a variant on a slice, at the device's clock or another one (0: the highest).
 
         Raises:
             ProfileMissing: nobody knows.
         """
-        index = (device.type.name, key.slice_type, hosted.model, hosted.variant, device.clock_mhz)
+        clock_mhz = device.clock_mhz if clock_mhz is None else clock_mhz
+        index = (device.type.name, key.slice_type, hosted.model, hosted.variant, clock_mhz)
         if index not in self._services:
             items, gap_ms = self._items[hosted.family], self._costs.gap_ms
             catalog = self._truth.catalog
-            self._services[index] = true_service(
-                catalog, device.type, key.slice_type, hosted, items, gap_ms, device.clock_mhz
-            )
+            self._services[index] = true_service(catalog, device.type, key.slice_type, hosted, items, gap_ms, clock_mhz)
         return self._services[index]
 
     def scale_signals(self) -> tuple[ScaleSignal, ...]:
@@ -234,7 +237,7 @@ class Hardware:
         for key in gone:
             del device.slices[key]
         device.wanted = wanted
-        device.clock_mhz = _clock_mhz(device, now_s)
+        device.clock_mhz = self._clock_mhz(device, now_s)
         if parts and device.state == DeviceState.ASLEEP:
             device.state, device.awake_s = DeviceState.WAKING, now_s + device.type.wake_s
         elif not parts and wanted.target == DeviceState.ASLEEP:
@@ -265,6 +268,25 @@ class Hardware:
     def _load_s(self, hosted: Iterable[Hosted]) -> float:
         return max((self._loads.get((h.family, h.variant), 0.0) for h in hosted), default=0.0)
 
+    def _clock_mhz(self, device: SimulatedDevice, now_s: float) -> int:
+        """Clock under load: the plan's, where neither its governor nor its power limit wants a lower one."""
+        wanted, ability = device.wanted, device.ability
+        found = device.governed.range(wanted, ability, device.clock_mhz, True, now_s)
+        is_planned = found is None or found == planned_range(wanted, ability.supported_mhz)
+        clock_mhz = wanted.clock_max_mhz if found is None or is_planned else found.max_mhz
+        if not 0 < wanted.power_limit_w < device.type.power_limit_max_w:
+            return clock_mhz
+        under_mhz = power.clock_under(device.type, wanted.power_limit_w, self._full_w(device))
+        return min(clock_mhz or under_mhz, under_mhz)
+
+    def _full_w(self, device: SimulatedDevice) -> float:
+        """What all that a device is to host draws above idle at the highest clock, computing at once [W]."""
+        watts = 0.0
+        for part in device.wanted.slices:
+            services = [self.service(device, part.key, hosted, 0) for hosted in part.hosted]
+            watts += max((one.energy_j / one.service.mean_ms * MS_PER_S for one in services), default=0.0)
+        return watts
+
     # --- time -------------------------------------------------------------------------------------------------------
 
     def next_s(self) -> float:
@@ -285,7 +307,7 @@ class Hardware:
             changed = False
             if device.governed.next_s <= now_s:
                 self._next_s, before = None, device.clock_mhz
-                device.clock_mhz = _clock_mhz(device, now_s)
+                device.clock_mhz = self._clock_mhz(device, now_s)
                 changed = device.clock_mhz != before
             if device.state == DeviceState.WAKING and device.awake_s <= now_s:
                 device.state, changed = DeviceState.AWAKE, True
@@ -331,7 +353,8 @@ class Hardware:
     def _rates_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
         """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
         if device.rates is None:
-            idle_w = power.idle_w(device.type, device.state, device.clock_mhz)
+            idle_mhz = device.wanted.clock_max_mhz if device.wanted.power_limit_w else device.clock_mhz
+            idle_w = power.idle_w(device.type, device.state, idle_mhz)
             device.rates = idle_w, self._starting_w(device), device.serves
         return device.rates
 
@@ -393,14 +416,6 @@ def _status(device: SimulatedDevice) -> DeviceStatus:
             for key, one in sorted(device.slices.items())
         ),
         clock_mhz=device.clock_mhz,
+        power_limit_w=device.wanted.power_limit_w,
         mig_current=device.type.kind == DeviceKind.MIG_GPU,
     )
-
-
-def _clock_mhz(device: SimulatedDevice, now_s: float) -> int:
-    """What the device runs at under load: the plan's clock, where its governor does not want a lower one."""
-    wanted, ability = device.wanted, device.ability
-    found = device.governed.range(wanted, ability, device.clock_mhz, True, now_s)
-    if found is None or found == planned_range(wanted, ability.supported_mhz):
-        return wanted.clock_max_mhz
-    return found.max_mhz
