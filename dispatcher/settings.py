@@ -141,6 +141,18 @@ class DispatcherSettings(WorkerPlace):
     """Requests of one sequence that wait for each other."""
     classes_max: int = Field(16, ge=1)
     """Values of trefoil_class that are counted apart; the rest is "other"."""
+    jobs_dir: Path | None = None
+    """Folder of jobs with items and results; dispatchers that share it take jobs over. None: `jobs` in `state_dir`."""
+    jobs_items_max: int = Field(1_000_000, ge=1)
+    """Items of one job."""
+    jobs_bytes_max: int = Field(4 * 2**30, ge=1)
+    """Items of one job, in bytes."""
+    jobs_tenant_max: int = Field(20, ge=1)
+    """Jobs of one tenant that have not ended."""
+    jobs_results_max: int = Field(16, ge=1)
+    """Clients that read results of jobs at once."""
+    jobs_keep_s: float = Field(7 * 86_400.0, gt=0)
+    """How long the results of a job stay after it ended."""
     otel_endpoint: str = ""
     """http(s)://host:port of an OpenTelemetry collector (OTLP over gRPC); empty = no spans. Needs trefoil[otel]."""
     log_every_requests: int = Field(1000, ge=1)

@@ -8,6 +8,10 @@ import structlog
 from dispatcher.fronts.admin import NAME, AllWorkers, DispatcherAdmin
 from dispatcher.fronts.grpc.server import Fronts, InferenceComponent
 from dispatcher.fronts.rest.server import RestComponent
+from dispatcher.jobs.folder import JobsFolder
+from dispatcher.jobs.owner import JobsOwner
+from dispatcher.jobs.service import NAME as JOBS
+from dispatcher.jobs.service import JobsAdmin
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.prober import Prober
 from dispatcher.service.graceful_shutdown import GracefulShutdown
@@ -17,7 +21,7 @@ from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
 from dispatcher.workers.peer_server import PeerServer
 from dispatcher.workers.supervisor import end_with_supervisor
-from protos.dispatcher.v1 import dispatcher_pb2_grpc
+from protos.dispatcher.v1 import dispatcher_pb2_grpc, jobs_pb2_grpc
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import SteadyClock, WallClock
 from trefoil.runtime.service import CertificatesComponent, Component, MetricsComponent, ServerComponent, StateComponent
@@ -53,6 +57,10 @@ def build(argv: Sequence[str]) -> list[Component]:
         else MetricsComponent(metrics, settings.metrics_address, clock, local.not_ready)
     )
     admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
+    folder = JobsFolder.of(settings)
+    owner = JobsOwner(local, fronts.inference, contracts, sync, state, folder, metrics, fronts.access.weight)
+    jobs = JobsAdmin(local, contracts, folder, owner.idle, fronts.access.names)
+    services = [admin, (jobs_pb2_grpc.add_JobsServicer_to_server, jobs, JOBS)]
     return [
         StateComponent(state, clock, metrics),
         shown,
@@ -63,10 +71,11 @@ def build(argv: Sequence[str]) -> list[Component]:
         local.lengths,
         CertificatesComponent(ends, clock, metrics),
         ServerComponent(
-            lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many, tls=tls)
+            lambda: rpc.make_server(settings, services, metrics=metrics, tokens=tokens, reuse_port=one_of_many, tls=tls)
         ),
         fronts.access,
         InferenceComponent(fronts, drain),
         RestComponent(fronts, drain),  # ends before the connections to the slices, which the other closes
+        owner,
         drain,
     ]

@@ -141,6 +141,14 @@ class AccessControl:
                 (("grpc-retry-pushback-ms", str(int(excess.wait_s * 1e3) + 1)),),
             )  # fmt: skip
 
+    def names(self) -> set[str] | None:
+        """Names of the tenants file; None: there is none."""
+        return None if self._path is None else {tenant.name for tenant in self._tenants.all()}
+
+    def weight(self, name: str) -> float:
+        """Weight of a tenant by its name; of an unknown one 1."""
+        return next((tenant.weight for tenant in self._tenants.all() if tenant.name == name), 1.0)
+
     def flow(self, tenant: Tenant, peer: str, metadata: Callable[[], Any]) -> tuple[str, str]:
         """What a caller shares a full queue as: its tenant, or its host where tenants are not known, and its
         connection. `peer` is the address that gRPC writes; of a trusted proxy the address that the proxy names counts,

@@ -22,8 +22,9 @@ from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.kserve_wire import FIELDS_MAX
 from dispatcher.transport.core.trace_context import NO_TRACE, Trace
 from trefoil.core.brains import Pick, Ticket
-from trefoil.core.demand import PROBE_ID, PROBE_TENANT
+from trefoil.core.demand import JOB_CLASS, PROBE_ID, PROBE_TENANT
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
+from trefoil.core.fleet import SliceKey
 
 _parse = pb.ModelInferRequest.FromString
 SMALL_BYTES: Final = 64 * 1024
@@ -48,7 +49,8 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
-    workers have passed the request on. `trace` is metadata for its slice; `flow` and `weight` as a ticket has them."""
+    workers have passed the request on. `trace` is metadata for its slice; `flow` and `weight` as a ticket has them.
+    `job`: it asks for items of a job, which are no demand."""
 
     tenant: str = ""
     deadline_s: float | None = None
@@ -56,6 +58,7 @@ class Caller:
     trace: Trace = NO_TRACE
     flow: tuple[str, str] = ("", "")
     weight: float = 1.0
+    job: bool = False
 
 
 def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
@@ -100,6 +103,7 @@ class Request:
     first_token_s: float = 0.0  # when the first and the last token left
     last_token_s: float = 0.0
     forwarded: bool = False  # to another worker, which books its end
+    idle_slice: SliceKey | None = None  # of a job: the slice that it may have while that is idle
     served_ms: float = 0.0
     enough_s: float = 0.0  # when its client needed no more answers of its stream; 0.0 = it is read to its end
 
@@ -171,7 +175,7 @@ class Admission:
         ticket = Ticket(
             id=next(self._ids),
             family=chain[0],
-            slo_class=self._load.class_name(asked.slo_class),
+            slo_class=JOB_CLASS if caller.job else self._load.class_name(asked.slo_class),
             tenant=tenant,
             items=items,
             bytes=len(data),
@@ -183,12 +187,12 @@ class Admission:
             sequence_start=sequence_start,
             sequence_end=sequence_end,
             length_score=None,
-            slo_ms=self._routing.slo_ms(family, asked),
+            slo_ms=0.0 if caller.job else self._routing.slo_ms(family, asked),
             flow=caller.flow,
             weight=caller.weight,
             cost_s=self._costs.expected_s(chain[0], items, caller.flow[0]),
         )
-        if not caller.hops:  # else it was counted where the client came in
+        if not (caller.hops or caller.job):  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), tenant)
         return Request(family, chain, queue, ticket, payload, asked, timeout_binds, caller.trace)
 

@@ -31,7 +31,7 @@ from dispatcher.request.contracts import Contracts
 from dispatcher.request.core.retry_budget import RetryBudget
 from dispatcher.request.core.tenants import EVERYBODY, Tenant
 from dispatcher.request.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
-from dispatcher.routing.async_queue import ServedElsewhere
+from dispatcher.routing.async_queue import AsyncFamilyQueue, ServedElsewhere
 from dispatcher.routing.core import membership
 from dispatcher.routing.core.membership import WorkerId
 from dispatcher.routing.core.receipts import stream_suffix
@@ -65,6 +65,10 @@ FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
+
+
+class NotIdle(Exception):
+    """A slice that items of a job were to have is not idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,23 @@ class Inference:
         """
         return await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
 
+    async def answer_idle(self, data: bytes, caller: Caller, slice_: SliceKey) -> Answer:
+        """Answer a request of a job on a slice, if that is idle. It is admitted and sent in the same turn of the loop.
+
+        Raises:
+            NotIdle: the slice is not, or no longer; nothing is booked.
+            StatusError: as `answer`.
+        """
+
+        async def serve(request: Request) -> Answer:
+            request.idle_slice = slice_
+            return await self._serve(request)
+
+        async def refuse(_: WorkerId) -> Answer:
+            raise NotIdle
+
+        return await self.handle(data, caller, serve, refuse)
+
     async def _forward(self, data: bytes, caller: Caller, worker: WorkerId) -> Answer:
         """Let another worker answer."""
         assert self.peers is not None
@@ -179,6 +200,8 @@ class Inference:
         """
         queue, ticket = request.queue, request.ticket
         request.pick, request.sent_s = None, 0.0
+        if request.idle_slice is not None:
+            return self._pick_idle(request, request.idle_slice)
         picked, contended = queue.submit(ticket), False
         if isinstance(picked, asyncio.Future):
             pick = await self._wait(request, picked)
@@ -189,10 +212,22 @@ class Inference:
         request.pick = pick
         if ticket.deadline_s is not None:
             self._drop_if_late(request, pick, ticket.deadline_s - now_s, now_s, contended)
+        self._sent(request, pick, now_s)
+        return pick
+
+    def _sent(self, request: Request, pick: Pick, now_s: float) -> None:
+        ticket, in_flight = request.ticket, request.queue.in_flight_on(pick.slice)
         request.sent_s = now_s
-        self._load.sent(
-            request.family, pick.variant, pick.slice, ticket.slo_class, queue.in_flight_on(pick.slice), ticket.tenant
-        )
+        self._load.sent(request.family, pick.variant, pick.slice, ticket.slo_class, in_flight, ticket.tenant)
+
+    def _pick_idle(self, request: Request, slice_: SliceKey) -> Pick:
+        """Slice for items of a job. Raises NotIdle."""
+        queue = request.queue
+        pick = queue.submit_idle(request.ticket, slice_) if isinstance(queue, AsyncFamilyQueue) else None
+        if pick is None:
+            raise NotIdle
+        request.pick = pick
+        self._sent(request, pick, self._clock.monotonic_s())
         return pick
 
     async def _wait(self, request: Request, future: "asyncio.Future[Pick]") -> Pick:

@@ -142,6 +142,16 @@ class AsyncFamilyQueue:
             return self._moved_to[ticket.family].submit_pinned(ticket, slice_, variant)
         return self._queue.submit_pinned(ticket, slice_, variant, self._clock.monotonic_s()) or self._wait(ticket)
 
+    def is_idle(self, slice_: SliceKey) -> bool:
+        """Whether a slice has no request of these families, and none waits."""
+        return self._queue.is_idle(slice_)
+
+    def submit_idle(self, ticket: Ticket, slice_: SliceKey) -> Pick | None:
+        """A credit of a slice while it is idle and nobody waits, for a request of a job; None: it does not wait."""
+        if ticket.family in self._moved_to:
+            return self._moved_to[ticket.family].submit_idle(ticket, slice_)
+        return self._queue.submit_idle(ticket, slice_, self._clock.monotonic_s())
+
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome) -> None:
         """End a picked request; its credit goes to whoever waits."""
         if ticket.family in self._moved_to:

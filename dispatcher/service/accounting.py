@@ -16,7 +16,7 @@ from typing import Final
 from dispatcher.routing.core.receipts import Receipts
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
-from trefoil.core.demand import NO_STREAMS, LoadCell, LoadKey, LoadWindow, StreamCounts
+from trefoil.core.demand import JOB_CLASS, NO_STREAMS, LoadCell, LoadKey, LoadWindow, StreamCounts
 from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, build_histogram, merge
@@ -294,7 +294,8 @@ class LoadCounters:
         cell.answers.clear()
         cell.answered += len(items)
         cell.items += sum(items)
-        cell.latency, cell.queue = _with(cell.latency, latency_ms), _with(cell.queue, queue_ms)
+        if key[3] != JOB_CLASS:  # nobody waits for items of jobs: their times say nothing of an objective
+            cell.latency, cell.queue = _with(cell.latency, latency_ms), _with(cell.queue, queue_ms)
         cell.service = _with(cell.service, service_ms)
         totals = self._totals(key[0])
         totals.answered += len(items)

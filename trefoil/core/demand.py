@@ -13,6 +13,8 @@ PROBE_ID: Final = "trefoil-probe"
 """Id of a request by which Trefoil itself tries a model."""
 PROBE_TENANT: Final = "(trefoil)"
 """Tenant that such a request is booked to, where its caller has none; no tenant of a file can have this name."""
+JOB_CLASS: Final = "(job)"
+"""Class that answers to items of jobs are counted in: no arrivals, no latency, in time whenever they come."""
 
 
 @dataclass(frozen=True, slots=True)

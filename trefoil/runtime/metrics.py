@@ -302,6 +302,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("tenant", "code"),
         DISPATCHER,
     ),
+    Metric(
+        "trefoil_jobs",
+        "gauge",
+        "Jobs of the folder that the worker owns: running, waiting for a reason, or ended and kept.",
+        ("state",),
+        DISPATCHER,
+    ),
+    Metric("trefoil_job_items_total", "counter", "Items of jobs: answered, failed.", ("family", "outcome"), DISPATCHER),
     Metric("trefoil_table_revision_epoch", "gauge", "Epoch of the plan routed by.", (), DISPATCHER),
     Metric("trefoil_table_revision_number", "gauge", "Number of the plan routed by.", (), DISPATCHER),
     # Controller

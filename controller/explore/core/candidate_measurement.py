@@ -19,7 +19,7 @@ from controller.observe.core.load_windows import LoadWindows
 from trefoil.core.accounting import by_family, reading_at
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
-from trefoil.core.demand import LoadWindow, Measured
+from trefoil.core.demand import JOB_CLASS, LoadWindow, Measured
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.latency import merge, quantile_ms
 from trefoil.core.plan import Plan
@@ -47,7 +47,7 @@ class Tally:
 
 def tally(windows: Iterable[LoadWindow], family: str) -> Tally:
     """Tally of a family over load windows."""
-    cells = [c for w in windows for c in w.cells if c.key.family == family]
+    cells = [c for w in windows for c in w.cells if c.key.family == family and c.key.slo_class != JOB_CLASS]
     answered = sum(c.answered for c in cells)
     ended = answered + sum(sum(c.failed_by_code.values()) for c in cells)
     late = quantile_ms(merge(c.latency for c in cells), 0.95) if answered else 0.0

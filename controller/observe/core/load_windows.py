@@ -23,7 +23,7 @@ from controller.observe.core.arrival_history import ArrivalHistory
 from controller.thresholds import WindowSettings
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
-from trefoil.core.demand import NO_STREAMS, LoadCell, LoadWindow, Measured, StreamCounts, TokenTimes
+from trefoil.core.demand import JOB_CLASS, NO_STREAMS, LoadCell, LoadWindow, Measured, StreamCounts, TokenTimes
 from trefoil.core.latency import Histogram, merge, quantile_ms
 from trefoil.core.units import HOUR_S
 
@@ -223,7 +223,7 @@ class LoadWindows:
         answered = items = 0
         for window in self._windows:
             for cell in window.cells:
-                if cell.key.family == family:
+                if cell.key.family == family and cell.key.slo_class != JOB_CLASS:
                     answered += cell.answered
                     items += cell.items
         return items / answered if answered else 1.0
@@ -386,7 +386,9 @@ def measured_cells(
     grams_per_request: float | None = None,
     joules_per_request: float | None = None,
 ) -> Measured | None:
-    """Measurement of a family by these cells of its, which cover `span_s`; None when nothing arrived."""
+    """Measurement of a family by these cells of its, which cover `span_s`; None when nothing arrived. Items of jobs
+    are no part of it."""
+    cells = [c for c in cells if c.key.slo_class != JOB_CLASS]
     arrived = sum([c.arrived for c in cells])
     answered = sum([c.answered for c in cells])
     if not arrived and not answered:

@@ -278,6 +278,20 @@ class FamilyQueue:
             self._pinned.setdefault(slice_, PinnedLine()).add(Pinned(ticket, variant))
         return pick
 
+    def is_idle(self, slice_: SliceKey) -> bool:
+        """Whether a slice has no request of these families, and none waits."""
+        return not (self.waiting or self._pinned or self.in_flight_on(slice_)) and slice_ in self._live
+
+    def submit_idle(self, ticket: Ticket, slice_: SliceKey, now_s: float) -> Pick | None:
+        """Like `submit_pinned`, for a request of a job: a credit of this slice while it is idle and nobody waits. None:
+        it gets none, and does not wait."""
+        if self._router is None or not self.is_idle(slice_):
+            return None
+        pick = self._router.on_pinned(ticket, slice_, now_s)
+        if pick is not None:
+            self._launch(ticket, pick, self._on_done)
+        return pick
+
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> Sequence[Effect]:
         """End a picked request; its credit goes to whoever waits."""
         on_done, place, _ = self._flying.pop(ticket.id)

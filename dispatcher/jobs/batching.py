@@ -1,0 +1,269 @@
+"""Items of a job as batches for a slice, and the answer to a batch as answers to its items.
+
+Items are ModelInferRequests in bytes, or KServe v2's JSON. Those that differ in nothing but their tensors' data and
+number of rows go to a slice as one request; heads are parsed once for many items, tensors are joined and cut, never
+converted. What its family cannot take is found here, so that one wrong item does not fail the batch that it is in.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.fronts.rest import codec
+from dispatcher.transport.core import kserve_wire
+from trefoil.core.errors import InvalidInput
+
+RAW_INPUT_FIELD: Final = bytes((kserve_wire.RAW_INPUT_TAG,))
+RAW_OUTPUT_FIELD: Final = b"\x32"  # field 6, length-delimited, in ModelInferResponse
+HEADS_MAX: Final = 1024
+SHARED: Final = ("trefoil_energy_j_estimate", "trefoil_carbon_mg_estimate")
+"""Parameters of a receipt that are of the whole batch; an item has its share by rows."""
+JSON: Final = b"{"  # no message begins so
+TEXT_HEAD: Final = 4  # bytes of an element's length before it
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a family takes: datatype and shape of each input by name, -1 = any size; whether the first dimension counts
+    items, and how many one request may have."""
+
+    family: str
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    optional: frozenset[str]
+    batches: bool
+    rows_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    message: Any
+    rows: int
+    sizes: tuple[int | None, ...]  # bytes of each raw content; None: of texts
+    kind: bytes  # equal for heads that may be joined; empty: alone
+
+
+@dataclass(slots=True)
+class Item:
+    """One item that its family can take. `alone`: it is not joined with others."""
+
+    number: int
+    data: bytes
+    raws: tuple[bytes, ...]
+    head: _Head
+    alone: bool
+    attempts: int = 0
+    not_before_s: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of it that a batch counts."""
+        return self.head.rows
+
+
+class ItemReader:
+    """Reads the items of one job. Belongs to one thread."""
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._heads: dict[bytes, _Head] = {}
+
+    def read(self, number: int, data: bytes) -> Item:
+        """Read an item.
+
+        Raises:
+            InvalidInput: its family cannot take it; names field, value and remedy.
+        """
+        if data.startswith(JSON):
+            data, _ = codec.decode(data, len(data), self._taken.family, "")
+        _, _, spans = kserve_wire.head_size(data)
+        raws = tuple(data[begin:end] for begin, end in spans)
+        head_bytes = kserve_wire.without(data, spans) if spans else data
+        head = self._heads.get(head_bytes)
+        if head is None:
+            head = self._parse(head_bytes, bool(spans))
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            if spans:  # else its data are in it
+                self._heads[head_bytes] = head
+        if not spans:
+            return Item(number, data, (), head, alone=True)
+        contents = tuple(_content(raw) for raw in raws)
+        if len(contents) != len(head.sizes):
+            remedy = "send one raw content for each input"
+            raise InvalidInput("inputs and raw contents differ", field="inputs", value=len(contents), remedy=remedy)
+        for tensor, content, size in zip(head.message.inputs, contents, head.sizes, strict=True):
+            if size is not None and len(content) != size:
+                raise InvalidInput(
+                    f"its shape {list(tensor.shape)} takes {size} bytes", field=f"inputs.{tensor.name}",
+                    value=f"{len(content)} bytes", remedy="send as many as its shape says",
+                )  # fmt: skip
+        return Item(number, data, contents, head, alone=not head.kind)
+
+    def _parse(self, data: bytes, raw: bool) -> _Head:
+        try:
+            message = pb.ModelInferRequest.FromString(data)
+        except DecodeError as error:
+            remedy = "send a KServe v2 ModelInferRequest"
+            raise InvalidInput("is no request", field="item", value=f"{len(data)} bytes", remedy=remedy) from error
+        taken = self._taken
+        if message.model_name not in ("", taken.family):
+            remedy = f"leave it out, or write {taken.family}"
+            raise InvalidInput("is another family's", field="model_name", value=message.model_name, remedy=remedy)
+        if any(name in message.parameters for name in ("sequence_id", "sequence_start", "sequence_end")):
+            raise InvalidInput("items of jobs have no order", field="sequence_id", remedy="send it as a request")
+        names = [tensor.name for tensor in message.inputs]
+        needed = taken.inputs.keys() - taken.optional
+        if len(set(names)) != len(names) or not needed <= set(names) <= taken.inputs.keys():
+            remedy = f"give {', '.join(sorted(taken.inputs))}"
+            raise InvalidInput(f"{taken.family} takes other inputs", field="inputs", value=names, remedy=remedy)
+        for tensor in message.inputs:
+            self._check(tensor)
+        rows = {tensor.shape[0] for tensor in message.inputs} if taken.batches else {1}
+        if len(rows) != 1:
+            remedy = "give each input the same first size"
+            raise InvalidInput("inputs differ in their rows", field="inputs.shape", value=sorted(rows), remedy=remedy)
+        if (count := rows.pop()) > taken.rows_max:
+            remedy = f"at most {taken.rows_max}: split it into several items"
+            raise InvalidInput("has too many rows", field="inputs.shape", value=count, remedy=remedy)
+        sizes = tuple(_bytes_of(tensor) for tensor in message.inputs)
+        message.model_name = taken.family
+        return _Head(message, count, sizes, self._kind(message) if raw and taken.batches else b"")
+
+    def _check(self, tensor: Any) -> None:
+        datatype, shape = self._taken.inputs[tensor.name]
+        field = f"inputs.{tensor.name}"
+        if tensor.datatype != datatype:
+            remedy = f"send {datatype}"
+            raise InvalidInput("is another type", field=f"{field}.datatype", value=tensor.datatype, remedy=remedy)
+        own = tuple(tensor.shape)
+        fits = len(own) == len(shape) and all(
+            size >= 1 and wanted in (-1, size) for size, wanted in zip(own, shape, strict=True)
+        )
+        if not fits:
+            remedy = f"send {list(shape)}, -1 for any size"
+            raise InvalidInput("is another shape", field=f"{field}.shape", value=list(own), remedy=remedy)
+
+    @staticmethod
+    def _kind(message: Any) -> bytes:
+        same = pb.ModelInferRequest()
+        same.CopyFrom(message)
+        same.id = ""
+        for tensor in same.inputs:
+            tensor.shape[0] = 0
+        return bytes(same.SerializeToString(deterministic=True))
+
+
+def join(items: Sequence[Item], suffix: bytes = b"") -> bytes:
+    """Join items to one request, with fields of a ModelInferRequest after it; one that is alone stays unchanged but for
+    its family's name."""
+    first = items[0]
+    message = pb.ModelInferRequest()
+    message.CopyFrom(first.head.message)
+    message.id = ""
+    if first.alone and not first.raws:
+        return bytes(message.SerializeToString()) + suffix
+    if len(items) > 1:
+        rows = sum(item.rows for item in items)
+        for tensor in message.inputs:
+            tensor.shape[0] = rows
+    parts: list[bytes] = [message.SerializeToString()]
+    for index in range(len(first.raws)):
+        content = b"".join([item.raws[index] for item in items])
+        parts += (RAW_INPUT_FIELD, kserve_wire.length(len(content)), content)
+    return b"".join((*parts, suffix))
+
+
+@dataclass(slots=True)
+class Split:
+    """The answer to a batch, cut by its rows. What all items share is encoded once."""
+
+    variant: str
+    joules: float | None
+    grams: float | None
+    _heads: dict[int, bytes]
+    _message: Any
+    _rows: int
+    _pieces: list[list[bytes]]  # of each output, by row; of an answer to one item the output as a whole
+
+    @classmethod
+    def of(cls, data: bytes, items: Sequence[Item]) -> "Split":
+        """Cut an answer (bytes of a ModelInferResponse).
+
+        Raises:
+            InvalidInput: its outputs do not have the rows of the batch.
+        """
+        message = pb.ModelInferResponse.FromString(data)
+        rows = sum(item.rows for item in items)
+        contents = list(message.raw_output_contents)
+        del message.raw_output_contents[:]
+        pieces = [[content] for content in contents]
+        if len(items) > 1:
+            if len(contents) != len(message.outputs):
+                raise InvalidInput("outputs and contents differ", field="outputs", value=len(contents))
+            pairs = zip(message.outputs, contents, strict=True)
+            pieces = [_rows_of(tensor, content, rows) for tensor, content in pairs]
+        told = {name: message.parameters[name].double_param for name in SHARED if name in message.parameters}
+        mg = told.get(SHARED[1])
+        return cls(
+            message.parameters["trefoil_variant"].string_param if "trefoil_variant" in message.parameters else "",
+            told.get(SHARED[0]), None if mg is None else mg / 1e3, {}, message, rows, pieces,
+        )  # fmt: skip
+
+    def answer(self, item: Item, first_row: int) -> bytes:
+        """Bytes of a ModelInferResponse for the item whose rows begin at a place of the batch."""
+        whole = item.rows == self._rows
+        head = self._heads.get(item.rows)
+        if head is None:
+            head = self._heads[item.rows] = self._head(item.rows)
+        parts = [head]
+        for piece in self._pieces:
+            content = piece[0] if whole and len(piece) == 1 else b"".join(piece[first_row : first_row + item.rows])
+            parts += (RAW_OUTPUT_FIELD, kserve_wire.length(len(content)), content)
+        return b"".join(parts)
+
+    def _head(self, rows: int) -> bytes:
+        message = pb.ModelInferResponse()
+        message.CopyFrom(self._message)
+        if rows != self._rows:
+            for tensor in message.outputs:
+                tensor.shape[0] = rows
+            for name in SHARED:
+                if name in message.parameters:
+                    message.parameters[name].double_param *= rows / self._rows
+        return bytes(message.SerializeToString())
+
+
+def _content(field: bytes) -> bytes:
+    """Content of a length-delimited field with its tag."""
+    at = 1
+    while field[at] & 0x80:
+        at += 1
+    return field[at + 1 :]
+
+
+def _bytes_of(tensor: Any) -> int | None:
+    if tensor.datatype == "BYTES":
+        return None
+    return int(math.prod(tensor.shape)) * kserve_wire.BYTES_PER_ELEMENT[tensor.datatype]
+
+
+def _rows_of(tensor: Any, content: bytes, rows: int) -> list[bytes]:
+    """Content of each row of an output."""
+    if not tensor.shape or tensor.shape[0] != rows:
+        raise InvalidInput("has not the rows of its batch", field=f"outputs.{tensor.name}", value=list(tensor.shape))
+    if tensor.datatype != "BYTES":
+        size = len(content) // rows
+        return [content[at * size : (at + 1) * size] for at in range(rows)]
+    per_row, at, found = math.prod(tensor.shape[1:]), 0, list[bytes]()
+    for _ in range(rows):
+        begin = at
+        for _ in range(per_row):
+            at += TEXT_HEAD + int.from_bytes(content[at : at + TEXT_HEAD], "little")
+        found.append(content[begin:at])
+    if at != len(content):
+        raise InvalidInput("its texts are not whole", field=f"outputs.{tensor.name}", value=f"{len(content)} bytes")
+    return found

@@ -1,0 +1,172 @@
+"""Journal of a job: which items have ended and where their results lie, and how it is read back. Pure.
+
+Each owner of a job writes files of its own, named by the epoch that it owns jobs under: `journal.<epoch>` of lines and
+`answers.<epoch>` of bytes. The first line of a journal says how much of each earlier one counts: what an owner that was
+overtaken writes after that is passed over, so that each item has one result for ever. Bytes are on disk before the
+line that names them is written.
+"""
+
+import json
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+CRC_DIGITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of an item as it is written: bytes of an ItemResult, and its receipt, 0.0 where it has none."""
+
+    item: int
+    data: bytes
+    failed: bool = False
+    joules: float = 0.0
+    grams: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the result of an item lies: in the answers of an epoch."""
+
+    epoch: int
+    at: int
+    size: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What a journal says. `kept`: also where each result lies, for whoever reads results."""
+
+    items: int
+    kept: bool = False
+    answered: int = 0
+    failed: int = 0
+    joules: float = 0.0
+    grams: float = 0.0
+    ended: str = ""
+    """State in which the job ended; empty: it goes on."""
+    ended_at_s: float = 0.0
+    why: str = ""
+    damaged: int = 0
+    done: bytearray = field(default_factory=bytearray)
+    """One byte for each item: 1 = it has ended."""
+    _epochs: "array[int]" = field(default_factory=lambda: array("Q"))
+    _at: "array[int]" = field(default_factory=lambda: array("Q"))
+    _size: "array[int]" = field(default_factory=lambda: array("Q"))
+
+    def __post_init__(self) -> None:
+        self.done = bytearray(self.items)
+        if self.kept:
+            for each in (self._epochs, self._at, self._size):
+                each.frombytes(bytes(8 * self.items))
+
+    @property
+    def left(self) -> int:
+        """Items without a result."""
+        return self.items - self.answered - self.failed
+
+    def place(self, item: int) -> Place | None:
+        """Where the result of an item lies; None: it has none yet."""
+        if not self.done[item]:
+            return None
+        return Place(self._epochs[item], self._at[item], self._size[item])
+
+    def apply(self, entry: Mapping[str, Any], epoch: int) -> None:
+        """Apply one line.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError: not what an owner writes.
+        """
+        if "ended" in entry:
+            self.ended, self.ended_at_s, self.why = str(entry["ended"]), float(entry["at_s"]), str(entry["why"])
+        if "results" not in entry:
+            return
+        at, sizes = int(entry["at"]), entry["sizes"]
+        ranges = [(int(first), int(first) + int(count)) for first, count in entry["results"]]
+        total = sum(end - first for first, end in ranges)
+        if len(sizes) != total or any(not 0 <= first < end <= self.items for first, end in ranges):
+            raise ValueError("results that are not the job's")
+        if any(self.done.find(1, first, end) >= 0 for first, end in ranges):
+            raise ValueError("results that were there")
+        failed, joules, grams = int(entry["failed"]), float(entry["joules"]), float(entry["grams"])
+        for first, end in ranges:
+            self.done[first:end] = b"\x01" * (end - first)
+        if self.kept:
+            for number, size in zip(
+                (number for first, end in ranges for number in range(first, end)), sizes, strict=True
+            ):
+                self._epochs[number], self._at[number], self._size[number] = epoch, at, size
+                at += size
+        self.failed += failed
+        self.answered += total - failed
+        self.joules += joules
+        self.grams += grams
+
+
+def results_entry(results: Sequence[Result], at: int) -> dict[str, Any]:
+    """Entry of results that lie one after the other from a place on."""
+    return {
+        "results": _ranges(each.item for each in results),
+        "sizes": [len(each.data) for each in results],
+        "at": at,
+        "failed": sum(each.failed for each in results),
+        "joules": sum(each.joules for each in results),
+        "grams": sum(each.grams for each in results),
+    }
+
+
+def encode(entry: Mapping[str, Any]) -> bytes:
+    """Encode an entry as one line without its end: JSON, a tab, its checksum."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    return b"%s\t%08x" % (text, zlib.crc32(text))
+
+
+def decode(line: bytes) -> Mapping[str, Any] | None:
+    """Entry of a line; None: it is torn or damaged."""
+    text, _, checksum = line.partition(b"\t")
+    try:
+        if len(checksum) != CRC_DIGITS or int(checksum, 16) != zlib.crc32(text):
+            return None
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def replay(ledger: Ledger, epoch: int, data: bytes) -> int:
+    """Apply the whole lines of a journal, or of a later part of one; returns how many bytes they have."""
+    end = data.rfind(b"\n") + 1
+    for line in data[:end].split(b"\n"):
+        if not line:
+            continue
+        entry = decode(line)
+        try:
+            if entry is None:
+                raise ValueError("damaged")
+            ledger.apply(entry, epoch)
+        except (KeyError, TypeError, ValueError, IndexError):
+            ledger.damaged += 1
+    return end
+
+
+def accepted(data: bytes) -> dict[int, int] | None:
+    """How many bytes of each earlier epoch's journal count, by the first line of one; None: it has none yet."""
+    line, newline, _ = data.partition(b"\n")
+    entry = decode(line) if newline else None
+    if entry is None or "accepts" not in entry:
+        return None
+    return {int(epoch): int(size) for epoch, size in entry["accepts"].items()}
+
+
+def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers as [first, count] of those that follow each other."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][0] + found[-1][1] == number:
+            found[-1][1] += 1
+        else:
+            found.append([number, 1])
+    return found

@@ -1,0 +1,102 @@
+"""Idle slices for jobs: which of a family are idle now, and whether a batch on one would delay interactive requests."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from dispatcher.jobs.core.job import Job
+from dispatcher.jobs.core.reserve import Reserve, Waiting
+from dispatcher.routers import ROUTERS
+from dispatcher.service.local_worker import LocalWorker
+from trefoil.core.demand import JOB_CLASS, LoadWindow
+from trefoil.core.fleet import SliceKey
+from trefoil.core.parts import Kind, find
+from trefoil.core.plan import RouteTarget
+
+RATE_MEMORY_S: Final = 5.0
+RATE_MIN_PER_S: Final = 0.01
+
+
+class IdleSlices:
+    """Idle slices of one worker, and its interactive arrivals, by its load windows. Belongs to one event loop."""
+
+    def __init__(self, local: LocalWorker) -> None:
+        self._routing = local.routing
+        self._receipts = local.accounting.receipts
+        self._reserve = Reserve()
+        self._means: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
+
+    def on_window(self, window: LoadWindow) -> None:
+        """Count what has come in a window."""
+        length_s = max(1e-3, window.ends_at_s - window.starts_at_s)
+        keep = max(0.0, 1.0 - length_s / RATE_MEMORY_S)
+        arrived: dict[str, int] = {}
+        for cell in window.cells:
+            if cell.arrived and cell.key.slo_class != JOB_CLASS:
+                family = self._routing.table.chains.get(cell.key.family, (cell.key.family,))[0]
+                arrived[family] = arrived.get(family, 0) + cell.arrived
+        for family in {*self._rates, *arrived}:
+            count = arrived.get(family, 0)
+            mean = self._means.get(family, 0.0) * keep + (1 - keep) * count / length_s
+            self._means[family] = mean if mean > RATE_MIN_PER_S else 0.0
+            self._rates[family] = max(self._means[family], count / length_s)  # a rise counts at once
+            self._reserve.on_arrivals(family, self._means[family] * length_s)
+
+    def rate_per_s(self, family: str) -> float:
+        """Interactive arrivals of a family over all workers that share its slices, dealt out evenly."""
+        return self._rates.get(family, 0.0) * max(1, len(self._routing.membership.sharers))
+
+    def take(self, targets: Iterable[RouteTarget], batch_s: Callable[[RouteTarget], float]) -> RouteTarget | None:
+        """Slice for a batch that takes so long there, charged to the requests that it may delay; None: none of them may
+        be taken now."""
+        for target in targets:
+            if self._reserve.try_start(self._waiting(target), batch_s(target)):
+                return target
+        return None
+
+    def idle(self, job: Job, busy: Collection[SliceKey]) -> list[RouteTarget]:
+        """Slices that a job may have and that have nothing to do, for none of their families; the fewest joules an item
+        first. `busy`: slices that are taken already."""
+        in_flight = self._routing.in_flight()
+        found = [
+            target for target in self.allowed(job)
+            if not in_flight[target.slice] and target.slice not in busy and self._is_idle(target.slice)
+        ]  # fmt: skip
+        return sorted(found, key=lambda target: self._joules(job.family, target))
+
+    def allowed(self, job: Job) -> list[RouteTarget]:
+        """Live slices that a job may have."""
+        nodes = self._routing.nodes
+        found = []
+        for target in self._routing.table.live(job.family):
+            node = nodes.get(target.slice.device.partition("/")[0])
+            zone_fits = not job.zones or (node is not None and node.zone in job.zones)
+            if target.credits > 0 and not target.draining and target.accuracy >= job.min_accuracy and zone_fits:
+                found.append(target)
+        return found
+
+    def _is_idle(self, slice_: SliceKey) -> bool:
+        queues = self._routing.queues
+        return all(queues[family].is_idle(slice_) for family in self._routing.families_of(slice_))
+
+    def _joules(self, family: str, target: RouteTarget) -> float:
+        rate = self._receipts.rate(target.slice, family, target.variant)
+        return rate.energy_j(1) if rate is not None else 0.0
+
+    def _waiting(self, taken: RouteTarget) -> list[Waiting]:
+        """Of each family that the slice serves: its arrivals, and the other slices that they would find idle."""
+        found = []
+        busy = self._routing.in_flight()
+        for family in self._routing.families_of(taken.slice):
+            live = self._routing.table.live(family)
+            route = self._routing.table.routes[family]
+            share = 1.0
+            if not find(Kind.ROUTER, route.router, ROUTERS).traits.work_conserving:
+                # Requests of one variant do not go to another one that is idle.
+                variant = next((each.variant for each in live if each.slice == taken.slice), taken.variant)
+                whole = sum(each.weight for each in live) or 1.0
+                live = tuple(each for each in live if each.variant == variant)
+                share = sum(each.weight for each in live) / whole
+            idle = sum(not busy[each.slice] for each in live if each.slice != taken.slice)
+            found.append(Waiting(family, share * self.rate_per_s(family), idle))
+        return found

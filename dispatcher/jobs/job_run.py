@@ -1,0 +1,393 @@
+"""Runs one job: reads its items ahead, sends batches to idle slices, writes what came of them.
+
+Work on items is done a few at a time, so that the event loop, which serves interactive requests, is never held up for
+longer than one of those takes; files are read and written in threads. A batch that fails is tried again item by item,
+so that each item has its own answer or error.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import grpc
+import structlog
+
+from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
+from dispatcher.jobs.core.job import Job, JobState, Rate
+from dispatcher.jobs.core.journal import Result
+from dispatcher.jobs.core.pace import Allowance, Pace
+from dispatcher.jobs.folder import OwnedJob
+from dispatcher.jobs.idle_slices import IdleSlices
+from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.contracts import Contract
+from dispatcher.request.inference import Inference, NotIdle
+from dispatcher.routing.request_parameters import MIN_ACCURACY, RECEIPT
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.transport.core import kserve_wire
+from protos.dispatcher.v1 import jobs_pb2
+from trefoil.core.carbon import Quality
+from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.core.fleet import SliceKey
+from trefoil.core.plan import RouteTarget
+from trefoil.runtime.files import FileTrouble
+from trefoil.runtime.telemetry import Metrics
+
+LOG = structlog.get_logger()
+CHUNK: Final = 64  # items read from disk at once
+AT_ONCE: Final = 8  # items that the event loop works on before it looks at requests
+READ_AHEAD: Final = 512
+UNWRITTEN_MAX: Final = 2048  # results that wait for the disk
+WRITE_S: Final = 0.2
+DISK_RETRY_S: Final = 1.0
+ATTEMPTS_MAX: Final = 5
+RETRY_S: Final = 0.5  # after the first failure of an item; then twice as long each time
+SLO_SHARE: Final = 0.1  # longest batch beside interactive requests, of their latency objective
+BATCH_MAX_S: Final = 0.25  # longest batch where no requests come
+BATCH_UNKNOWN_S: Final = 0.02  # beside requests without an objective
+FINAL: Final = frozenset(
+    (
+        grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OUT_OF_RANGE,
+    )
+)  # fmt: skip
+"""Statuses that another attempt would give again."""
+
+
+class JobRun:
+    """One job while this worker owns it. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        local: LocalWorker,
+        inference: Inference,
+        idle: IdleSlices,
+        owned: OwnedJob,
+        contract: Contract,
+        weight: float,
+        metrics: Metrics,
+        wake: asyncio.Event,
+    ) -> None:
+        self.owned, self.job = owned, owned.stored.job
+        self._local, self._inference, self._idle, self._metrics = local, inference, idle, metrics
+        self._clock, self._weight = local.clock, weight
+        self._taken = taken_by(self.job.family, contract)
+        self._reader = ItemReader(self._taken)
+        self._next = 0  # the first item that is not read yet
+        self._ready: deque[Item] = deque()
+        self._later: list[Item] = []
+        self._results: list[Result] = []
+        self._running: dict[SliceKey, asyncio.Task[None]] = {}
+        self._spending_g = 0.0  # of batches under way
+        self._group: asyncio.TaskGroup | None = None
+        self._allowance = Allowance()
+        self._rate = Rate()
+        self._disk = FileTrouble("jobs", "the job waits, with all that is written", metrics)
+        self._wake = wake
+        self.why = ""
+        self.closing = False
+
+    # --- what it does now ---------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> Collection[SliceKey]:
+        """Slices that have a batch of it."""
+        return self._running.keys()
+
+    @property
+    def left(self) -> int:
+        """Items that have no result yet, written or not."""
+        return self.owned.ledger.left - len(self._results)
+
+    def start_batches(self, pace: Pace, busy: Collection[SliceKey]) -> bool:
+        """Start as many batches as idle slices and its rate allow; whether there was any. `busy`: slices that other
+        jobs have."""
+        started = False
+        now_s = self._clock.monotonic_s()
+        may_begin = self._allowance.refill(pace.items_per_s(self.job.id, self._clock.now_s()), now_s)
+        self._ripen(now_s)
+        while not self._blocked() and self._ready and may_begin >= 1:
+            targets = self._affordable(self._idle.idle(self.job, {*busy, *self._running}))
+            target = self._idle.take(targets, self._batch_s)
+            if target is None:
+                break
+            batch = self._form(max(1, int(min(self._rows(target), may_begin, self._affordable_items(target)))))
+            self._allowance.spend(len(batch))
+            may_begin = self._allowance.items
+            name = f"batch of {self.job.id}"
+            price_g = (self._price_g(target) or 0.0) * sum(item.rows for item in batch)
+            self._spending_g += price_g
+            assert self._group is not None
+            self._running[target.slice] = self._group.create_task(self._answer(batch, target, price_g), name=name)
+            started = True
+        return started
+
+    def _blocked(self) -> bool:
+        """Whether it has to wait, whatever is idle; then `why` says so."""
+        self.why = ""
+        if self._disk.why:
+            self.why = self._disk.why
+        elif not self._idle.allowed(self.job):
+            reason = self._local.routing.table.why.get(self.job.family, "")
+            self.why = f"no live slice of {self.job.family} may have it{f': {reason}' if reason else ''}"
+        return bool(self.why) or self.closing or self._group is None or len(self._results) >= UNWRITTEN_MAX
+
+    def _affordable(self, targets: list[RouteTarget]) -> list[RouteTarget]:
+        """Slices on which the job's grams last for an item."""
+        if not self.job.grams_max or not targets:
+            return targets
+        if all(self._price_g(each) is None for each in targets):
+            self.why = "grams_max is set and what its answers emit is not known: no receipt rates, or no carbon reading"
+        return [each for each in targets if self._affordable_items(each) >= 1]
+
+    def _affordable_items(self, target: RouteTarget) -> float:
+        """Items that the job's grams last for on a slice."""
+        if not self.job.grams_max:
+            return math.inf
+        price_g, left_g = self._price_g(target), self.job.grams_max - self.owned.ledger.grams - self._spending_g
+        left_g -= sum(result.grams for result in self._results)
+        return 0.0 if price_g is None else left_g / price_g if price_g else math.inf
+
+    def _price_g(self, target: RouteTarget) -> float | None:
+        receipts = self._local.accounting.receipts
+        receipt = receipts.price(target.slice, self.job.family, target.variant, 1)
+        if receipt is None or receipt.quality == Quality.UNSPECIFIED:
+            return None
+        return receipt.carbon_mg / 1e3
+
+    def spent(self) -> bool:
+        """Whether its grams do not last for one more item."""
+        if not self.job.grams_max or self._running or self._results:
+            return False
+        prices = [price for each in self._idle.allowed(self.job) if (price := self._price_g(each)) is not None]
+        return bool(prices) and self.owned.ledger.grams + min(prices) > self.job.grams_max
+
+    def _rows(self, target: RouteTarget) -> int:
+        """Rows of a batch: the most, doubled from one, that do not take too long."""
+        objective = self._local.routing.table.objectives.get(self.job.family)
+        limit_s = BATCH_MAX_S
+        if self._idle.rate_per_s(self.job.family) > 0:
+            slo_ms = objective.slo_ms if objective is not None else 0.0
+            limit_s = SLO_SHARE * slo_ms / 1e3 if slo_ms else BATCH_UNKNOWN_S
+        rows = 1
+        while 2 * rows <= self._taken.rows_max and self._expected_s(target, 2 * rows) <= limit_s:
+            rows *= 2
+        return rows
+
+    def _batch_s(self, target: RouteTarget) -> float:
+        return self._expected_s(target, self._rows(target))
+
+    def _expected_s(self, target: RouteTarget, rows: int) -> float:
+        usual_s = self._local.health.evidence.times.usual_s(target.slice, target.variant, rows)
+        return usual_s or self._local.costs.expected_s(self.job.family, rows)
+
+    def _form(self, rows_max: int) -> list[Item]:
+        """The next items that go to a slice together."""
+        batch = [self._ready.popleft()]
+        rows = batch[0].rows
+        while self._ready and not batch[0].alone and not self._ready[0].alone:
+            item = self._ready[0]
+            if item.head.kind != batch[0].head.kind or rows + item.rows > rows_max:
+                break
+            rows += item.rows
+            batch.append(self._ready.popleft())
+        return batch
+
+    # --- one batch ----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, batch: list[Item], target: RouteTarget, price_g: float) -> None:
+        caller = Caller(self.job.tenant, flow=(self.job.tenant or "(job)", ""), weight=self._weight, job=True)
+        suffix = kserve_wire.bool_parameter(RECEIPT, True)
+        if self.job.min_accuracy:
+            suffix += kserve_wire.double_parameter(MIN_ACCURACY, self.job.min_accuracy)
+        try:
+            answer = await self._inference.answer_idle(join(batch, suffix), caller, target.slice)
+            await self._split(batch, answer.data)
+        except NotIdle:
+            self._ready.extendleft(reversed(batch))
+        except StatusError as refused:
+            self._failed(batch, refused)
+        finally:
+            self._spending_g -= price_g
+            del self._running[target.slice]
+            self._wake.set()
+
+    async def _split(self, batch: list[Item], data: bytes) -> None:
+        try:
+            split = Split.of(data, batch)
+        except InvalidInput as error:
+            self._failed(batch, StatusError(grpc.StatusCode.INTERNAL, f"the answer to a batch: {error}"))
+            return
+        rows, row = sum(item.rows for item in batch), 0
+        for at, item in enumerate(batch):
+            share = item.rows / rows
+            result = jobs_pb2.ItemResult(item=item.number, response=split.answer(item, row)).SerializeToString()
+            joules, grams = (share * (known or 0.0) for known in (split.joules, split.grams))
+            self._results.append(Result(item.number, result, False, joules, grams))
+            row += item.rows
+            if at % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+        self._metrics.inc("trefoil_job_items_total", len(batch), family=self.job.family, outcome="answered")
+
+    def _failed(self, batch: Sequence[Item], refused: StatusError) -> None:
+        """Try items again, each alone; one that cannot be answered ends with its error."""
+        for item in batch:
+            item.alone = True
+            if len(batch) > 1 and refused.code in FINAL:
+                self._ready.appendleft(item)
+                continue
+            item.attempts += 1
+            if refused.code in FINAL or item.attempts >= ATTEMPTS_MAX:
+                self._error(item.number, refused.code.name, refused.details)
+            else:
+                item.not_before_s = self._clock.monotonic_s() + RETRY_S * 2 ** (item.attempts - 1)
+                self._later.append(item)
+
+    def _error(self, number: int, code: str, error: str) -> None:
+        result = jobs_pb2.ItemResult(item=number, code=code, error=error)
+        self._results.append(Result(number, result.SerializeToString(), failed=True))
+        self._metrics.inc("trefoil_job_items_total", 1, family=self.job.family, outcome="failed")
+
+    def _ripen(self, now_s: float) -> None:
+        """Items that may be tried again now."""
+        if self._later:
+            self._ready.extendleft(item for item in self._later if item.not_before_s <= now_s)
+            self._later = [item for item in self._later if item.not_before_s > now_s]
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read ahead and write results, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            group.create_task(self._read_ahead(), name=f"items of {self.job.id}")
+            group.create_task(self._write_results(), name=f"results of {self.job.id}")
+
+    async def _read_ahead(self) -> None:
+        items, done = self.owned.stored.items, self.owned.ledger.done
+        while self._next < items:
+            if len(self._ready) >= READ_AHEAD or len(self._results) >= UNWRITTEN_MAX:
+                await self._clock.sleep(0.01)
+                continue
+            first, count = self._next, min(CHUNK, items - self._next)
+            if all(done[first : first + count]):
+                self._next += count
+                continue
+            try:
+                read = await asyncio.to_thread(self.owned.items.read, first, count)
+            except OSError as error:
+                self._disk.begin(self.owned.path, error)
+                await self._clock.sleep(DISK_RETRY_S)
+                continue
+            for number, data in enumerate(read, first):
+                if not done[number]:
+                    self._take(number, data)
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self._next += count
+            self._wake.set()
+
+    def _take(self, number: int, data: bytes | None) -> None:
+        try:
+            if data is None:
+                raise InvalidInput(
+                    "its bytes on disk are not those that were submitted", field="item", value=number,
+                    remedy="submit it again",
+                )  # fmt: skip
+            self._ready.append(self._reader.read(number, data))
+        except InvalidInput as error:
+            self._error(number, grpc.StatusCode.INVALID_ARGUMENT.name, str(error))
+
+    async def _write_results(self) -> None:
+        while True:
+            await self._clock.sleep(WRITE_S if not self._disk.why else DISK_RETRY_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what is not written yet, as far as the disk takes it."""
+        results = self._results[:UNWRITTEN_MAX]
+        try:
+            await asyncio.to_thread(self.owned.write, results)
+        except OSError as error:
+            self._disk.begin(self.owned.path, error)
+            return
+        del self._results[: len(results)]
+        ledger = self.owned.ledger
+        self._rate.add(self._clock.monotonic_s(), ledger.answered + ledger.failed)
+        self._disk.end()
+        self._wake.set()
+
+    # --- how it stands ------------------------------------------------------------------------------------------------
+
+    def expected_s(self) -> float | None:
+        """Time until its last item at its rate of the last minute [s]; None: not known."""
+        return self._rate.seconds_for(self.owned.ledger.left)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all items have their results on disk."""
+        return not self.owned.ledger.left and not self._running
+
+    async def settle(self) -> None:
+        """Begin nothing more; wait for what is under way, and write it."""
+        self.closing = True
+        while self._running:
+            await asyncio.wait(self._running.values())
+            await asyncio.sleep(0)
+        await self.flush()
+
+    async def end(self, state: JobState, why: str) -> None:
+        """End the job, with all its results on disk. Raises OSError."""
+        await asyncio.to_thread(self.owned.end, state, self._clock.now_s(), why)
+
+    async def drop(self) -> None:
+        """Stop at once: another worker may own it. What is not written is done again."""
+        self.closing = True
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.owned.close()
+
+
+def taken_by(family: str, contract: Contract) -> Taken:
+    """What a family takes, by its contract."""
+    config, inputs = contract.config.config, {}
+    for tensor in contract.metadata.inputs:
+        inputs[tensor.name] = (str(tensor.datatype), tuple(int(size) for size in tensor.shape))
+    optional = frozenset(str(each.name) for each in config.input if each.optional)
+    return Taken(family, inputs, optional, contract.batches, max(1, int(config.max_batch_size)))
+
+
+def unfit(family: str, contract: Contract, models: Sequence[str]) -> TrefoilError | None:
+    """Why a family cannot have jobs; None: it can."""
+    why = ""
+    if contract.decoupled:
+        why = "answers in streams"
+    elif contract.sequence_idle_s is not None:
+        why = "has sequences, whose requests have an order"
+    elif len(models) > 1:
+        why = "is split into stages"
+    if not why:
+        return None
+    remedy = "send its requests to the inference port"
+    return InvalidInput(f"{why}: jobs take families that answer each request alone", field="family", value=family,
+                        remedy=remedy)  # fmt: skip
+
+
+def expected_rate(local: LocalWorker, idle: IdleSlices, job: Job, contract: Contract) -> float:
+    """Most items a second that the live slices of a job could answer if nothing else ran; 0 = not known."""
+    times, rows = local.health.evidence.times, taken_by(job.family, contract).rows_max
+    rates = []
+    for target in idle.allowed(job):
+        known = [(size, times.usual_s(target.slice, target.variant, size)) for size in _sizes(rows)]
+        best = max((size / seconds for size, seconds in known if seconds), default=0.0)
+        if not best or not times.usual_s(target.slice, target.variant, rows):
+            return 0.0  # larger batches may be quicker than all that were seen
+        rates.append(best)
+    return math.fsum(rates)
+
+
+def _sizes(rows_max: int) -> list[int]:
+    return [2**power for power in range(rows_max.bit_length())]

@@ -1,0 +1,278 @@
+"""Owns the jobs of a folder: takes the lease, runs what is not done, ends what is cancelled, removes what is old.
+
+Of all workers that share a folder one holds its lease in Redis and owns all its jobs; when it dies another takes them
+over as soon as the lease has run out. Its epoch is above every one that the folder has seen, also where Redis was
+emptied, and fences what the one before still writes (core/journal.py). Without Redis nothing new is begun once the
+lease is over: jobs wait, interactive requests do not.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from dispatcher.jobs.core.job import JobState
+from dispatcher.jobs.core.pace import AtOnce, Pace
+from dispatcher.jobs.folder import JobsFolder, OwnedJob, highest_epoch
+from dispatcher.jobs.idle_slices import IdleSlices
+from dispatcher.jobs.job_run import JobRun, unfit
+from dispatcher.request.contracts import Contracts
+from dispatcher.request.inference import Inference
+from dispatcher.routing.core.membership import worker_name
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.service.state_sync import StateSync
+from trefoil.core.common import Lease
+from trefoil.core.errors import StateUnavailable, TrefoilError
+from trefoil.runtime.state import LEASE_TTL_S, State
+from trefoil.runtime.telemetry import Metrics
+
+LOG = structlog.get_logger()
+LOOK_S: Final = 0.5
+POLL_S: Final = 0.01  # how often a slice that was not idle is looked at again
+SETTLE_S: Final = 1.0
+UPLOAD_MAX_S: Final = 3600.0  # an upload without a byte for so long is left over
+
+
+class JobsOwner:
+    """Owner of the jobs of this worker's folder, while it holds their lease. A part of the service."""
+
+    def __init__(
+        self,
+        local: LocalWorker,
+        inference: Inference,
+        contracts: Contracts,
+        sync: StateSync,
+        state: State,
+        folder: JobsFolder,
+        metrics: Metrics,
+        weight_of: Callable[[str], float] = lambda _: 1.0,
+        pace: Pace | None = None,
+    ) -> None:
+        """`weight_of`: share of a tenant's requests against others'. `pace`: rates by a plan; None: at once."""
+        self._local, self._inference, self._contracts = local, inference, contracts
+        self._sync, self._state, self._folder, self._metrics = sync, state, folder, metrics
+        self._weight_of, self._pace = weight_of, pace or AtOnce()
+        self._clock = local.clock
+        self.idle = IdleSlices(local)
+        self.runs: dict[str, JobRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended_at_s: dict[str, float] = {}
+        self._waiting: dict[str, str] = {}  # why a job is not run, by its name
+        self._wake = asyncio.Event()  # a batch has ended, or items are read
+        self._lease: Lease | None = None
+        self._role = ""
+        self._said = ""
+
+    @property
+    def name(self) -> str:
+        """Name of this worker, as readers see who owns a job."""
+        return worker_name(self._local.id)
+
+    @property
+    def owns(self) -> bool:
+        """Whether this worker holds the lease."""
+        return self._lease is not None and self._state.holds(self._lease)
+
+    async def init(self) -> None:
+        """Nothing to acquire: the lease is taken when there is a job."""
+
+    async def run(self) -> None:
+        """Run jobs, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._renew(), name="lease of jobs")
+            group.create_task(self._follow_load(), name="load beside jobs")
+            group.create_task(self._keep(), name="jobs")
+            group.create_task(self._schedule(), name="batches of jobs")
+
+    async def shutdown(self) -> None:
+        """Let another worker own the jobs."""
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        """Write what is under way, and let another worker own the jobs."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await asyncio.gather(*(run.settle() for run in self.runs.values()))
+        await self._drop_all()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            try:
+                await self._state.release(lease)
+            except StateUnavailable as error:
+                LOG.warning("lease of jobs left to expire", why=str(error))
+
+    async def _renew(self) -> None:
+        while True:
+            await self._clock.sleep(LEASE_TTL_S / 4)
+            if self._lease is not None:
+                with contextlib.suppress(StateUnavailable):  # it holds until its time is over
+                    await self._state.renew(self._lease)
+
+    async def _follow_load(self) -> None:
+        windows = self._sync.subscribe()
+        try:
+            while True:
+                self.idle.on_window(await windows.get())
+        finally:
+            self._sync.unsubscribe(windows)
+
+    # --- which jobs are ours ------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._look()
+                self._said = ""
+            except (TrefoilError, OSError) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    LOG.warning("jobs wait", why=self._said)
+            await self._clock.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        names = await asyncio.to_thread(self._folder.ids)
+        if not await self._hold_lease(bool(names)):
+            return
+        for name in names:
+            try:
+                if name in self.runs:
+                    await self._step(name)
+                elif name not in self._ended_at_s:
+                    await self._take_over(name)
+            except (TrefoilError, OSError) as error:  # the others go on
+                self._waiting[name] = str(error)
+        for name in self.runs.keys() - set(names):
+            await self._stop(name)
+        await self._expire(names)
+        self._show()
+
+    def _show(self) -> None:
+        counts = dict.fromkeys(("running", "waiting", "ended"), 0)
+        for run in self.runs.values():
+            counts["waiting" if run.why else "running"] += 1
+        counts["waiting"] += len(self._waiting)
+        counts["ended"] = len(self._ended_at_s)
+        for state, count in counts.items():
+            self._metrics.set("trefoil_jobs", count, state=state)
+
+    async def _hold_lease(self, wanted: bool) -> bool:
+        if self._lease is not None and not self.owns:
+            LOG.warning("lease lost", role=self._role, epoch=self._lease.epoch)
+            self._lease = None
+            await self._drop_all()
+        if not wanted or self._local.draining:
+            if self._lease is not None:
+                await self._give_up()
+            return False
+        if self._lease is not None:
+            return True
+        if not self._role:
+            self._role = f"jobs:{await asyncio.to_thread(self._folder.name)}"
+        floor = await asyncio.to_thread(highest_epoch, self._folder)
+        self._lease = await self._state.acquire(self._role, self.name, LEASE_TTL_S, floor)
+        if self._lease is not None:
+            LOG.info("lease acquired", role=self._role, epoch=self._lease.epoch)
+        return self._lease is not None
+
+    async def _take_over(self, name: str) -> None:
+        assert self._lease is not None
+        stored = await asyncio.to_thread(self._folder.stored, name)
+        job = stored.job
+        try:
+            contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
+        except TrefoilError as error:
+            if await asyncio.to_thread(self._folder.cancelled, name) is None:
+                self._waiting[name] = str(error)
+                return
+            contract = None
+        owned = await asyncio.to_thread(OwnedJob, self._folder, name, self._lease.epoch, self.name)
+        self._waiting.pop(name, None)
+        if owned.ledger.ended:
+            self._ended_at_s[name] = owned.ledger.ended_at_s
+            owned.close()
+            return
+        models = self._local.routing.table.chains.get(job.family, (job.family,))
+        why = "" if contract is None else str(unfit(job.family, contract, models) or "")
+        if contract is None or why:
+            state = JobState.CANCELLED
+            reason = why or str(await asyncio.to_thread(self._folder.cancelled, name))
+            await asyncio.to_thread(owned.end, state, self._clock.now_s(), reason)
+            owned.close()
+            return
+        weight = self._weight_of(job.tenant)
+        run = JobRun(self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake)
+        self.runs[name] = run
+        self._tasks[name] = asyncio.create_task(run.run(), name=f"job {name}")
+        LOG.info("job begun", job=name, epoch=self._lease.epoch, items=stored.items, left=owned.ledger.left)
+
+    async def _step(self, name: str) -> None:
+        """End a job that is done, cancelled or has spent its grams; tell readers how it stands."""
+        run = self.runs[name]
+        if self._tasks[name].done():
+            self._tasks[name].result()  # a bug: it ends this process
+        cancelled = await asyncio.to_thread(self._folder.cancelled, name)
+        if run.finished:
+            await self._end(name, JobState.DONE, "")
+        elif cancelled is not None:
+            await run.settle()
+            await self._end(name, JobState.DONE if run.finished else JobState.CANCELLED, cancelled)
+        elif run.spent():
+            ledger = run.owned.ledger
+            why = f"grams_max = {run.job.grams_max:g}: spent, {ledger.left} of {ledger.items} items were not run"
+            await self._end(name, JobState.CANCELLED, why)
+        else:
+            left_s = run.expected_s()
+            expected_s = 0.0 if left_s is None else round(self.calendar_s() + left_s, 1)
+            told = {"owner": self.name, "why": run.why, "expected_at_s": expected_s}
+            await asyncio.to_thread(lambda: run.owned.say(**told))
+
+    async def _end(self, name: str, state: JobState, why: str) -> None:
+        run = self.runs[name]
+        await run.end(state, why)
+        LOG.info("job ended", job=name, state=state.name, answered=run.owned.ledger.answered,
+                 failed=run.owned.ledger.failed, why=why)  # fmt: skip
+        self._ended_at_s[name] = run.owned.ledger.ended_at_s
+        await self._stop(name)
+
+    async def _stop(self, name: str) -> None:
+        run, task = self.runs.pop(name), self._tasks.pop(name)
+        await run.drop()
+        task.cancel()
+        await asyncio.wait((task,))
+
+    async def _drop_all(self) -> None:
+        for name in list(self.runs):
+            await self._stop(name)
+        self._ended_at_s.clear()
+        self._waiting.clear()
+
+    async def _expire(self, names: list[str]) -> None:
+        """Remove jobs that ended long ago, and what uploads left; a step of the wall clock moves neither."""
+        now_s = self._clock.now_s()
+        self._ended_at_s = {name: at_s for name, at_s in self._ended_at_s.items() if name in names}
+        self._waiting = {name: why for name, why in self._waiting.items() if name in names}
+        for name, at_s in list(self._ended_at_s.items()):
+            if now_s - at_s > self._local.settings.jobs_keep_s:
+                LOG.info("results removed", job=name)
+                await asyncio.to_thread(self._folder.remove, name)
+                del self._ended_at_s[name]
+        await asyncio.to_thread(self._folder.sweep, now_s - UPLOAD_MAX_S)
+
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    async def _schedule(self) -> None:
+        while True:
+            self._wake.clear()
+            if self.owns and not self._local.draining:
+                for run in sorted(self.runs.values(), key=lambda each: each.job.turn):
+                    others = {slice_ for other in self.runs.values() if other is not run for slice_ in other.busy}
+                    run.start_batches(self._pace, others)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S if self.runs else LOOK_S / 2):
+                    await self._wake.wait()
+
+    def calendar_s(self) -> float:
+        """Time of the calendar [UTC s], which deadlines are of."""
+        return self._clock.now_s() + self._clock.calendar_ahead_s()

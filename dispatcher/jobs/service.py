@@ -1,0 +1,219 @@
+"""The admin service trefoil.dispatcher.v1.Jobs. All workers that share the jobs folder answer by its files.
+
+Files are read and written in threads. An upload lies aside until its last item is on disk; what breaks off is removed.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, Final, TypeVar
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
+from dispatcher.jobs.folder import JobReader, JobsFolder, Upload
+from dispatcher.jobs.idle_slices import IdleSlices
+from dispatcher.jobs.job_run import expected_rate, unfit
+from dispatcher.request.contracts import Contracts
+from dispatcher.service.local_worker import LocalWorker
+from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
+from trefoil.core.errors import DiskUnavailable, InvalidInput, NotFound, Unavailable
+from trefoil.runtime.files import disk_error
+from trefoil.runtime.security.scopes import check_request
+
+NAME: Final = "trefoil.dispatcher.v1.Jobs"
+WATCH_S: Final = 0.5
+MESSAGE_BYTES: Final = 256 * 1024  # of results at once
+UPLOADS_MAX: Final = 8
+UNRESULTED: Final = "CANCELLED"
+"""Code of items that were not run because their job had ended."""
+T = TypeVar("T")
+
+
+class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
+    """Errors become statuses in the server's interceptor."""
+
+    def __init__(
+        self,
+        local: LocalWorker,
+        contracts: Contracts,
+        folder: JobsFolder,
+        idle: IdleSlices,
+        tenants: Callable[[], Collection[str] | None] = lambda: None,
+    ) -> None:
+        """`tenants`: names of the tenants file; None: there is none."""
+        self._local, self._contracts, self._folder, self._idle = local, contracts, folder, idle
+        self._tenants = tenants
+        self._uploads = self._readers = 0
+
+    async def Submit(self, request_iterator: Any, context: Any) -> Any:
+        """Store a job with its items."""
+        if self._uploads >= UPLOADS_MAX:
+            raise Unavailable(f"{self._uploads} jobs are being submitted here", remedy="try again")
+        self._uploads += 1
+        try:
+            return jobs_pb2.SubmitResponse(status=await self._submit(request_iterator))
+        except OSError as error:
+            raise self._refused(error, "nothing of the job was kept") from error
+        finally:
+            self._uploads -= 1
+
+    async def _submit(self, messages: AsyncIterator[Any]) -> Any:
+        first = await anext(messages, None)
+        if first is None or first.WhichOneof("part") != "job":
+            raise InvalidInput("comes first", field="job", remedy="send the job, then its items")
+        check_request(first)
+        job = self._job(first.job)
+        check_job(job, self._world(job))
+        models = self._local.routing.table.chains[job.family]
+        contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
+        if (why := unfit(job.family, contract, models)) is not None:
+            raise why
+        await self._in_thread(self._folder.check_room, job)
+        upload = await self._in_thread(Upload, self._folder, job)
+        try:
+            async for message in messages:
+                if message.WhichOneof("part") != "items":
+                    raise InvalidInput("comes once", field="job", remedy="send items after it")
+                await self._in_thread(upload.add, message.items.requests)
+            rate = expected_rate(self._local, self._idle, job, contract)
+            check_items(job, upload.count, self._world(job, rate))
+            await self._in_thread(upload.commit, self._local.clock.now_s())
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(upload.discard))
+            raise
+        return await self._status(job.id)
+
+    async def Get(self, request: Any, context: Any) -> Any:
+        """How a job stands."""
+        return jobs_pb2.GetResponse(status=await self._status(request.id))
+
+    async def List(self, request: Any, context: Any) -> Any:
+        """All jobs, or those of a tenant."""
+        found: list[Any] = []
+        for name in await self._in_thread(self._folder.ids):
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                found.append(await self._status(name))
+        found = [each for each in found if request.tenant in ("", each.job.tenant)]
+        found.sort(key=lambda each: each.job.complete_by.ToMicroseconds())
+        return jobs_pb2.ListResponse(jobs=found)
+
+    async def Cancel(self, request: Any, context: Any) -> Any:
+        """End a job."""
+        status = await self._status(request.id)
+        if status.state not in ENDED:
+            try:
+                await self._in_thread(self._folder.cancel, request.id, request.why or "cancelled")
+            except OSError as error:
+                raise self._refused(error, "the job goes on") from error
+        return jobs_pb2.CancelResponse(status=await self._status(request.id))
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """How a job stands, whenever that changes, until it has ended."""
+        reader = await self._in_thread(JobReader, self._folder, request.id)
+        last = None
+        while True:
+            status = await self._in_thread(self._read_status, reader)
+            if status != last:
+                yield jobs_pb2.WatchResponse(status=status)
+            if status.state in ENDED:
+                return
+            last = status
+            await self._local.clock.sleep(WATCH_S)
+
+    async def GetResults(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Results in the order of items, each once."""
+        if self._readers >= self._local.settings.jobs_results_max:
+            remedy = "try again, or raise the dispatcher's jobs_results_max"
+            raise Unavailable(f"{self._readers} clients read results here", remedy=remedy)
+        self._readers += 1
+        try:
+            reader = await self._in_thread(lambda: JobReader(self._folder, request.id, kept=True))
+            item = request.first
+            while item < reader.stored.items:
+                message, item = await self._in_thread(self._results, reader, item)
+                yield message
+        except OSError as error:
+            raise disk_error(
+                reader.path, error, "read", "ask again from the item after the last one that came"
+            ) from error
+        finally:
+            self._readers -= 1
+
+    def _results(self, reader: JobReader, first: int) -> tuple[Any, int]:
+        message = jobs_pb2.GetResultsResponse()
+        found, after = reader.results(first, MESSAGE_BYTES)
+        known, ledger = dict(found), reader.ledger
+        for item in range(first, after):
+            if item in known:
+                message.results.add().MergeFromString(known[item])
+            elif ledger.ended:
+                message.results.add(item=item, code=UNRESULTED, error=f"its job ended before it was run: {ledger.why}")
+        return message, after
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _job(self, given: Any) -> Job:
+        return Job(
+            id=given.id or f"{given.family}-{uuid.uuid4().hex[:12]}",
+            family=given.family,
+            complete_by_s=given.complete_by.ToMicroseconds() / 1e6,
+            tenant=given.tenant,
+            priority=given.priority,
+            min_accuracy=given.min_accuracy,
+            zones=tuple(given.zones),
+            grams_max=given.grams_max,
+        )
+
+    def _calendar_s(self) -> float:
+        return self._local.clock.now_s() + self._local.clock.calendar_ahead_s()
+
+    def _world(self, job: Job, rate_per_s: float = 0.0) -> World:
+        routing = self._local.routing
+        reach = routing.table.reach.get(job.family)
+        accuracy = 1.0 if reach is None else max(reach.live, reach.planned)
+        zones = {node.zone for node in routing.nodes.values()}
+        return World(self._calendar_s(), routing.table.chains.keys(), zones, self._tenants(), accuracy, rate_per_s)
+
+    async def _status(self, name: str) -> Any:
+        return await self._in_thread(lambda: self._read_status(JobReader(self._folder, name)))
+
+    def _read_status(self, reader: JobReader) -> Any:
+        reader.refresh()
+        stored, ledger, told = reader.stored, reader.ledger, reader.owner()
+        job, state = stored.job, reader.state
+        status = jobs_pb2.JobStatus(
+            job=jobs_pb2.Job(
+                id=job.id, family=job.family, complete_by=_time(job.complete_by_s), tenant=job.tenant,
+                priority=job.priority, min_accuracy=job.min_accuracy, zones=job.zones, grams_max=job.grams_max,
+            ),
+            state=f"JOB_STATE_{state.name}", items=stored.items, answered=ledger.answered, failed=ledger.failed,
+            joules=ledger.joules, grams=ledger.grams, submitted_at=_time(stored.submitted_at_s),
+        )  # fmt: skip
+        if state in ENDED:
+            status.ended_at.CopyFrom(_time(ledger.ended_at_s))
+            status.late = ledger.ended_at_s > job.complete_by_s and state == JobState.DONE
+            status.why = ledger.why
+            return status
+        status.late = self._calendar_s() > job.complete_by_s
+        status.owner, status.why = str(told.get("owner", "")), str(told.get("why", ""))
+        if not told:
+            status.why = "no dispatcher has taken it yet"
+        if (expected_s := float(told.get("expected_at_s", 0.0))) > 0:
+            status.expected_at.CopyFrom(_time(expected_s))
+            if expected_s > job.complete_by_s and not status.why:
+                status.why = "at its rate it will be late"
+        return status
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.to_thread(work, *arguments)
+
+    def _refused(self, error: OSError, consequence: str) -> DiskUnavailable:
+        return disk_error(self._folder.root, error, "written", consequence)
+
+
+def _time(at_s: float) -> Timestamp:
+    found = Timestamp()
+    found.FromMicroseconds(round(at_s * 1e6))
+    return found

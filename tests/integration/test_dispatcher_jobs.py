@@ -1,0 +1,343 @@
+"""Jobs through a real dispatcher and a real Redis, before slices that do as they are told."""
+
+import asyncio
+import os
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.jobs import job_run
+from dispatcher.jobs.core.job import JobState
+from protos.dispatcher.v1 import jobs_pb2
+from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
+from tests.support.fake_triton import BACKEND, FakeTriton
+from tests.support.job_serving import Jobs, digit, item, jobs_of, messages
+from tests.unit.dispatcher.worlds import key
+from trefoil.core.common import Basis
+from trefoil.core.demand import JOB_CLASS
+from trefoil.core.energy import ReceiptRate
+
+pytestmark = pytest.mark.integration
+DONE, CANCELLED = jobs_pb2.JOB_STATE_DONE, jobs_pb2.JOB_STATE_CANCELLED
+
+
+@pytest.fixture
+async def system(state, tmp_path) -> AsyncIterator[DispatcherSystem]:
+    async with dispatcher_system(state, tmp_path, FakeTriton(version=1), FakeTriton(version=4)) as made:
+        yield made
+
+
+@pytest.fixture
+async def jobs(system, state) -> AsyncIterator[Jobs]:
+    async with jobs_of(system.running, state) as made:
+        yield made
+
+
+def items(count: int) -> list[bytes]:
+    return [item(n % 10) for n in range(count)]
+
+
+def executed(system: DispatcherSystem) -> Counter:
+    """How often each item was executed, by its second pixel row of the test that numbers them so."""
+    return Counter(rows for slice_ in system.slices for rows in (r.inputs[0].shape[0] for r in slice_.requests))
+
+
+async def refused(call) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return f"{caught.value.code().name} {caught.value.details()}"
+
+
+async def test_each_item_has_its_answer_in_order(system, jobs):
+    accepted = await jobs.submit(items(400), id="a")
+    assert accepted.state == jobs_pb2.JOB_STATE_WAITING
+    assert accepted.items == 400
+    last = await jobs.ended("a")
+    assert (last.state, last.answered, last.failed, last.late) == (DONE, 400, 0, False)
+    results = await jobs.results("a")
+    assert [result.item for result in results] == list(range(400))
+    assert [digit(result) for result in results] == [n % 10 for n in range(400)]
+    answer = pb.ModelInferResponse.FromString(results[7].response)
+    assert answer.parameters["trefoil_variant"].string_param in ("digits-xs", "digits-l")
+    assert answer.model_version == "1"
+    assert list(answer.outputs[0].shape) == [1, 10]
+    assert max(executed(system)) == 8, "items are batched up to what the family takes"
+    assert [result.item for result in await jobs.results("a", first=390)] == list(range(390, 400))
+
+
+async def test_items_are_no_demand_and_have_no_latency(system, jobs):
+    windows = system.running.loop.subscribe()
+    await jobs.submit(items(100), id="a")
+    await jobs.ended("a")
+    cells = []
+    while sum(cell.items for cell in cells) < 100:
+        cells += (await asyncio.wait_for(windows.get(), 30)).cells
+    assert {cell.key.slo_class for cell in cells if cell.answered} == {JOB_CLASS}
+    assert sum(cell.arrived for cell in cells) == 0
+    assert all(cell.latency.total == 0 and cell.queue.total == 0 for cell in cells)
+    assert sum(cell.service.total for cell in cells) == sum(cell.answered for cell in cells) > 0
+
+
+async def test_receipts_are_shared_and_grams_are_a_bound(system, jobs):
+    rates = [
+        ReceiptRate(key(n), "digits", v, 0.0, 2.0, 0.0, Basis.MEASURED) for n, v in ((0, "digits-xs"), (1, "digits-l"))
+    ]
+    await system.carbon(300.0)
+    await system.rates(*rates)
+    await jobs.submit(items(40), id="a")
+    last = await jobs.ended("a")
+    grams = 40 * 2.0 / 3.6e6 * 300.0 * 1.2
+    assert last.joules == pytest.approx(80.0)
+    assert last.grams == pytest.approx(grams)
+    receipt = pb.ModelInferResponse.FromString((await jobs.results("a"))[3].response).parameters
+    assert receipt["trefoil_energy_j_estimate"].double_param == pytest.approx(2.0)
+    await jobs.submit(items(40), id="b", grams_max=grams * 0.26)
+    last = await jobs.ended("b")
+    assert (last.state, last.answered) == (CANCELLED, 10)
+    assert last.grams <= grams * 0.26
+    assert last.why == f"grams_max = {grams * 0.26:g}: spent, 30 of 40 items were not run"
+    results = await jobs.results("b")
+    assert len(results) == 40
+    assert sum(result.code == "CANCELLED" for result in results) == 30
+
+
+async def test_without_receipts_a_bound_of_grams_waits(system, jobs):
+    await jobs.submit(items(10), id="a", grams_max=1.0)
+    async with asyncio.timeout(30):
+        while "grams_max is set" not in (await jobs.status("a")).why:
+            await asyncio.sleep(0.02)
+    assert (await jobs.status("a")).answered == 0
+
+
+async def test_wrong_items_have_their_own_errors(system, jobs):
+    given = items(60)
+    given[5], given[17] = item(1, rows=9), b"\xff"
+    given[30] = item(3, model_name="letters")
+    await jobs.submit(given, id="a")
+    last = await jobs.ended("a")
+    assert (last.state, last.answered, last.failed) == (DONE, 57, 3)
+    results = await jobs.results("a")
+    assert {r.item: (r.code, r.error.split(":")[0]) for r in results if r.code} == {
+        5: ("INVALID_ARGUMENT", "inputs.shape = 9"),
+        17: ("INVALID_ARGUMENT", "item = '1 bytes'"),
+        30: ("INVALID_ARGUMENT", "model_name = 'letters'"),
+    }
+    assert all("Remedy: " in r.error for r in results if r.code)
+    assert [digit(r) for r in results if not r.code] == [n % 10 for n in range(60) if n not in (5, 17, 30)]
+
+
+async def test_one_item_that_a_model_refuses_fails_alone(system, jobs):
+    for slice_ in system.slices:
+        slice_.error = (grpc.StatusCode.INVALID_ARGUMENT, "a nine")
+        slice_.refuses = lambda r: 9 in np.frombuffer(r.raw_input_contents[0], np.uint8).reshape(-1, 64)[:, 0]
+    await jobs.submit(items(40), id="a")
+    last = await jobs.ended("a")
+    assert (last.answered, last.failed) == (36, 4)
+    results = await jobs.results("a")
+    assert [(r.item, r.code, r.error) for r in results if r.code] == [
+        (n, "INVALID_ARGUMENT", "a nine") for n in (9, 19, 29, 39)
+    ]
+
+
+async def test_an_item_that_always_fails_ends_with_its_error(system, jobs, monkeypatch):
+    monkeypatch.setattr(job_run, "RETRY_S", 0.01)
+    for slice_ in system.slices:
+        slice_.error, slice_.refuses = BACKEND, lambda r: r.raw_input_contents[0][0] == 9 and r.inputs[0].shape[0] == 1
+    await jobs.submit([item(1), item(9), item(2)], id="a")
+    last = await jobs.ended("a")
+    assert (last.answered, last.failed) == (2, 1) or last.answered == 3  # in a batch of several it is not refused
+    for result in await jobs.results("a"):
+        assert not result.code or (result.item, result.code) == (1, "INTERNAL")
+
+
+async def test_cancelled_it_keeps_what_was_answered(system, jobs):
+    for slice_ in system.slices:
+        slice_.latency_s = 0.02
+    await jobs.submit(items(5000), id="a")
+    async with asyncio.timeout(30):
+        while not (await jobs.status("a")).answered:
+            await asyncio.sleep(0.02)
+    await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="a", why="no longer needed"))
+    last = await jobs.ended("a")
+    assert last.state == CANCELLED
+    assert 0 < last.answered < 5000
+    assert last.why == "no longer needed"
+    results = await jobs.results("a")
+    assert [r.item for r in results] == list(range(5000))
+    assert sum(not r.code for r in results) == last.answered
+    assert {r.error for r in results if r.code} == {"its job ended before it was run: no longer needed"}
+    again = (await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="a"))).status
+    assert again.why == "no longer needed"
+
+
+async def test_another_worker_takes_over_what_a_dead_one_had(system, jobs, state):
+    for slice_ in system.slices:
+        slice_.latency_s = 0.01
+    await jobs.submit(items(1200), id="a")
+    async with asyncio.timeout(30):
+        while (await jobs.status("a")).answered < 100:
+            await asyncio.sleep(0.02)
+    await jobs.kill()
+    await state.release(jobs.owner._lease)  # else the next one waits until it has run out
+    async with jobs_of(system.running, state) as other:
+        last = await other.ended("a")
+        assert (last.state, last.answered, last.failed) == (DONE, 1200, 0)
+        results = await jobs.results("a")
+    assert [r.item for r in results] == list(range(1200))
+    assert [digit(r) for r in results] == [n % 10 for n in range(1200)]
+    assert len(list((jobs.folder.root / "a").glob("journal.*"))) == 2
+
+
+async def test_an_emptied_redis_costs_no_item(system, jobs, state):
+    for slice_ in system.slices:
+        slice_.latency_s = 0.01
+    await jobs.submit(items(600), id="a")
+    async with asyncio.timeout(30):
+        while (await jobs.status("a")).answered < 50:
+            await asyncio.sleep(0.02)
+    epoch = jobs.owner._lease.epoch
+    await state._client.delete(state.keys.lease(jobs.owner._role), state.keys.epoch(jobs.owner._role))
+    last = await jobs.ended("a")
+    assert (last.state, last.answered, last.failed) == (DONE, 600, 0)
+    assert [digit(r) for r in await jobs.results("a")] == [n % 10 for n in range(600)]
+    await until(lambda: jobs.owner._lease is not None and jobs.owner._lease.epoch > epoch)
+
+
+async def test_a_full_disk_pauses_a_job_and_says_so(system, jobs, monkeypatch):
+    full = {"yes": True}
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if full["yes"] and "answers." in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(job_run, "DISK_RETRY_S", 0.05)
+    await jobs.submit(items(300), id="a")
+    async with asyncio.timeout(30):
+        while "No space left" not in (await jobs.status("a")).why:
+            await asyncio.sleep(0.02)
+    assert (await jobs.status("a")).answered == 0
+    full["yes"] = False
+    last = await jobs.ended("a")
+    assert (last.state, last.answered) == (DONE, 300)
+    assert [digit(r) for r in await jobs.results("a")] == [n % 10 for n in range(300)]
+
+
+async def test_a_lost_slice_costs_no_item(system, jobs):
+    for slice_ in system.slices:
+        slice_.latency_s = 0.01
+    await jobs.submit(items(800), id="a")
+    async with asyncio.timeout(30):
+        while (await jobs.status("a")).answered < 50:
+            await asyncio.sleep(0.02)
+    await system.slices[0].stop()
+    last = await jobs.ended("a")
+    assert (last.state, last.answered, last.failed) == (DONE, 800, 0)
+
+
+async def test_requests_come_first(system, jobs):
+    """While requests wait or fill the slices, no batch is begun."""
+    system.slices[0].gate.clear()
+    system.slices[1].gate.clear()
+    asked = [asyncio.create_task(system.infer(first=n)) for n in range(6)]  # two credits on each slice: two wait
+    await until(lambda: system.queue.waiting == 2)
+    await jobs.submit(items(2), id="a")
+    await until(lambda: "a" in jobs.owner.runs and jobs.owner.runs["a"]._ready)
+    await asyncio.sleep(0.2)  # of many looks at idle slices
+    assert not jobs.owner.runs["a"].busy
+    system.slices[0].gate.set()
+    system.slices[1].gate.set()
+    await asyncio.gather(*asked)
+    assert (await jobs.ended("a")).answered == 2
+    assert all(len(slice_.requests) for slice_ in system.slices)
+
+
+async def test_the_deadline_passes_and_the_job_goes_on(system, jobs):
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    await jobs.submit(items(20), complete_in_s=0.3, id="a")
+    async with asyncio.timeout(30):
+        while not (await jobs.status("a")).late:
+            await asyncio.sleep(0.02)
+    for slice_ in system.slices:
+        slice_.gate.set()
+    last = await jobs.ended("a")
+    assert (last.state, last.answered, last.late) == (DONE, 20, True)
+
+
+async def test_refused_at_once(system, jobs):
+    submit = jobs.stub.Submit
+    assert "INVALID_ARGUMENT complete_by = " in await refused(submit(messages(items(1), -5.0)))
+    assert "NOT_FOUND family = 'digit': is not served" in await refused(submit(messages(items(1), family="digit")))
+    assert "items = 0: has no items" in await refused(submit(messages([])))
+    assert "NOT_FOUND zones = 'FR'" in await refused(submit(messages(items(1), zones=["FR"])))
+    assert "NOT_FOUND tenant = 'blue'" in await refused(submit(messages(items(1), tenant="blue")))
+    assert "NOT_FOUND id = 'b': is no job" in await refused(jobs.stub.Get(jobs_pb2.GetRequest(id="b")))
+    assert "job: comes first" in await refused(submit(iter([])))
+    assert jobs.folder.ids() == []
+    assert not list(jobs.folder.root.glob(".new-*"))
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing(system, jobs):
+    async def broken():
+        for message in messages(items(3), id="a"):
+            yield message
+        await asyncio.sleep(60)
+
+    call = jobs.stub.Submit(broken())
+    await until(lambda: list(jobs.folder.root.glob(".new-*/items.bin")))
+    call.cancel()
+    await until(lambda: not list(jobs.folder.root.glob(".new-*")))
+    assert jobs.folder.ids() == []
+
+
+async def test_submitted_again_it_is_answered_with_how_it_stands(system, jobs):
+    sent = list(messages(items(30), id="a"))
+    await jobs.stub.Submit(iter(sent))
+    await jobs.ended("a")
+    again = (await jobs.stub.Submit(iter(sent))).status
+    assert (again.state, again.answered) == (DONE, 30)
+    assert "id = 'a': is another job's" in await refused(jobs.stub.Submit(messages(items(31), id="a")))
+    listed = (await jobs.stub.List(jobs_pb2.ListRequest())).jobs
+    assert [one.job.id for one in listed] == ["a"]
+
+
+async def test_results_go_after_their_time(system, jobs, monkeypatch):
+    await jobs.submit(items(10), id="a")
+    await jobs.ended("a")
+    system.local.settings.__dict__["jobs_keep_s"] = 0.01
+    await until(lambda: not jobs.folder.ids())
+    assert not (jobs.folder.root / "a").exists()
+
+
+async def test_a_job_that_cannot_be_read_holds_up_no_other(system, jobs):
+    await jobs.submit(items(10), id="a")
+    await jobs.ended("a")
+    broken = jobs.folder.root / "broken"
+    shutil.copytree(jobs.folder.root / "a", broken)
+    (broken / "job.json").write_text("{")
+    await jobs.submit(items(10), id="c")
+    assert (await jobs.ended("c")).state == DONE
+    assert (broken / "job.json.bad").exists()
+
+
+async def test_the_highest_priority_goes_first(system, jobs):
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    await jobs.submit(items(200), complete_in_s=100.0, id="soon")
+    await until(lambda: "soon" in jobs.owner.runs and len(jobs.owner.runs["soon"].busy) == 2)
+    await jobs.submit(items(200), complete_in_s=900.0, id="first", priority=5)
+    await until(lambda: "first" in jobs.owner.runs and jobs.owner.runs["first"]._ready)
+    for slice_ in system.slices:
+        slice_.gate.set()
+        slice_.latency_s = 0.005
+    first, soon = await asyncio.gather(jobs.ended("first"), jobs.ended("soon"))
+    assert first.ended_at.ToMicroseconds() < soon.ended_at.ToMicroseconds()
+    assert JobState(first.state) == JobState.DONE

@@ -1,0 +1,288 @@
+"""Files of jobs: whole or not there at all, each item with one result, whatever dies between two writes."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.jobs.core.job import Bounds, Job, JobState
+from dispatcher.jobs.core.journal import Result, encode, results_entry
+from dispatcher.jobs.folder import Items, JobReader, JobsFolder, OwnedJob, Upload, highest_epoch
+from tests.support.failing_disk import CALLS, FailingDisk
+from trefoil.core.errors import InvalidInput, NotFound
+
+JOB = Job("a", "digits", 1000.0)
+ITEMS = [bytes([n]) * (n + 1) for n in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch):
+    """What a kill leaves does not depend on syncs."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing catches it."""
+
+
+class KilledAt:
+    """Kills at the n-th call of `os` that writes; a write of several bytes has left half of them by then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+        self.left = at
+        for name in (*CALLS, "rename"):
+            monkeypatch.setattr(os, name, self._replaced(name, getattr(os, name)))
+
+    def _replaced(self, name: str, real: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
+            if name == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR):
+                return real(*arguments, **more)
+            self.left -= 1
+            if self.left < 0:
+                if name == "write" and self.left == -1:
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                raise Killed
+            return real(*arguments, **more)
+
+        return call
+
+
+def folder_of(path: Path, **bounds: int) -> JobsFolder:
+    return JobsFolder(path / "jobs", Bounds(**{"items_max": 100, "bytes_max": 10_000, "tenant_max": 3, **bounds}))
+
+
+def submit(folder: JobsFolder, job: Job = JOB, items: list[bytes] = ITEMS) -> None:
+    upload = Upload(folder, job)
+    upload.add(items)
+    upload.commit(5.0)
+
+
+def result(number: int, epoch: int) -> Result:
+    return Result(number, b"%d of %d" % (number, epoch), number == 7, 1.0, 0.5)
+
+
+def work(folder: JobsFolder, epoch: int, per_write: int = 3) -> None:
+    """Own the job and give each item that has none a result."""
+    owned = OwnedJob(folder, "a", epoch, f"w{epoch}")
+    left = [number for number in range(len(ITEMS)) if not owned.ledger.done[number]]
+    for at in range(0, len(left), per_write):
+        owned.write([result(number, epoch) for number in left[at : at + per_write]])
+    owned.end(JobState.DONE, 9.0, "")
+    owned.close()
+
+
+def results_of(folder: JobsFolder) -> list[tuple[int, bytes]]:
+    reader = JobReader(folder, "a", kept=True)
+    assert reader.ledger.damaged <= 1  # the line that a kill has torn
+    assert (reader.ledger.answered, reader.ledger.failed, reader.ledger.left) == (9, 1, 0)
+    assert reader.ledger.joules == pytest.approx(10.0)
+    assert reader.ledger.grams == pytest.approx(5.0)
+    assert reader.state == JobState.DONE
+    first, middle = reader.results(0, 1)
+    rest, end = reader.results(middle, 10_000)
+    assert end == len(ITEMS)
+    return first + rest
+
+
+def test_items_are_stored_as_they_came(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    items = Items(folder.root / "a")
+    assert items.read(0, 10) == ITEMS
+    assert items.read(4, 3) == ITEMS[4:7]
+    assert items.read(9, 1) == ITEMS[9:]
+    assert folder.ids() == ["a"]
+    assert folder.stored("a").items == 10
+    items.close()
+
+
+def test_an_item_whose_bytes_have_changed_is_none(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    path = folder.root / "a" / "items.bin"
+    data = bytearray(path.read_bytes())
+    data[8] ^= 1  # the first byte of the first item
+    path.write_bytes(bytes(data))
+    items = Items(folder.root / "a")
+    assert items.read(0, 3) == [None, *ITEMS[1:3]]
+    path.write_bytes(bytes(data[:-4]))  # cut off
+    assert items.read(8, 2) == [ITEMS[8], None]
+    items.close()
+
+
+@pytest.mark.parametrize("at", range(40))
+def test_killed_at_any_write_an_upload_is_whole_or_nothing(tmp_path, monkeypatch, at):
+    folder = folder_of(tmp_path)
+    with monkeypatch.context() as patched:
+        KilledAt(patched, at)
+        try:
+            submit(folder)
+        except Killed:
+            killed = True
+        else:
+            killed = False
+    assert killed or at >= 8
+    found = folder.ids()
+    assert found in ([], ["a"])
+    submit(folder)  # a client that was told nothing submits it again
+    assert folder.ids() == ["a"]
+    items = Items(folder.root / "a")
+    assert items.read(0, 10) == ITEMS
+    items.close()
+    folder.sweep(1e12)
+    assert {path.name for path in folder.root.iterdir()} == {"a", ".lock"}
+
+
+@pytest.mark.parametrize("per_write", [1, 4])
+@pytest.mark.parametrize("at", range(60))
+def test_killed_at_any_write_each_item_has_one_result(tmp_path, monkeypatch, at, per_write):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    with monkeypatch.context() as patched:
+        KilledAt(patched, at)
+        try:
+            work(folder, 1, per_write)
+        except Killed:
+            pass
+        else:
+            assert at > 12
+    before = JobReader(folder, "a", kept=True)
+    known = [(n, data) for n, data in before.results(0, 10_000)[0]]
+    work(folder, highest_epoch(folder) + 1)
+    found = results_of(folder)
+    assert [number for number, _ in found] == list(range(10))
+    assert all(one in found for one in known), "what was delivered once is delivered again"
+    assert all(data.startswith(b"%d of " % number) for number, data in found)
+
+
+def test_what_an_overtaken_owner_writes_does_not_count(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    first = OwnedJob(folder, "a", 1, "w1")
+    first.write([result(0, 1), result(1, 1)])
+    second = OwnedJob(folder, "a", 2, "w2")
+    first.write([result(2, 1), result(3, 1)])  # it has not heard of it
+    first.end(JobState.CANCELLED, 8.0, "too late")
+    assert [second.ledger.done[n] for n in range(4)] == [1, 1, 0, 0]
+    first.close()
+    second.close()
+    work(folder, 3)
+    found = results_of(folder)
+    assert [data for _, data in found[:3]] == [b"0 of 1", b"1 of 1", b"2 of 3"]
+
+
+def test_a_reader_follows_owners(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    reader = JobReader(folder, "a")
+    assert (reader.state, reader.ledger.left) == (JobState.WAITING, 10)
+    first = OwnedJob(folder, "a", 1, "w1")
+    first.write([result(0, 1)])
+    reader.refresh()
+    assert (reader.state, reader.ledger.answered) == (JobState.RUNNING, 1)
+    second = OwnedJob(folder, "a", 2, "w2")
+    first.write([result(1, 1)])
+    second.write([result(1, 2), result(7, 2)])
+    reader.refresh()
+    assert (reader.ledger.answered, reader.ledger.failed) == (2, 1)
+    second.say(owner="w2", why="it waits")
+    assert reader.owner() == {"owner": "w2", "why": "it waits"}
+    first.close()
+    second.close()
+
+
+def test_results_are_written_once(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    owned = OwnedJob(folder, "a", 1, "w1")
+    owned.write([result(0, 1)])
+    owned.write([result(0, 1), result(1, 1)])
+    assert owned.ledger.answered == 2
+    assert owned.ledger.joules == pytest.approx(2.0)
+    line = encode(results_entry([result(1, 1)], 0))  # a line that claims an item again
+    with (folder.root / "a" / "journal.1").open("ab") as file:
+        file.write(line + b"\n")
+    reader = JobReader(folder, "a", kept=True)
+    assert reader.ledger.answered == 2
+    assert reader.ledger.damaged == 1
+    owned.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("at", range(6))
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, code, at):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    owned = OwnedJob(folder, "a", 1, "w1")
+    owned.write([result(0, 1)])
+    disk = FailingDisk(monkeypatch, code)
+    disk.fail(at)
+    results = [result(1, 1), result(2, 1)]
+    with contextlib.suppress(OSError):
+        owned.write(results)
+    disk.mend()
+    owned.write([*results, result(7, 1)])
+    owned.close()
+    assert owned.ledger.answered == 3
+    assert owned.ledger.failed == 1
+    work(folder, 2)
+    assert len(results_of(folder)) == 10
+
+
+def test_an_upload_that_the_disk_refuses_leaves_nothing(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path)
+    submit(folder, Job("b", "digits", 1000.0))
+    disk = FailingDisk(monkeypatch)
+    upload = Upload(folder, JOB)
+    upload.add(ITEMS)
+    disk.fail()
+    with pytest.raises(OSError, match="No space left"):
+        upload.commit(5.0)
+    disk.mend()
+    upload.discard()
+    assert folder.ids() == ["b"]
+
+
+def test_submitted_twice_it_is_one_job(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    submit(folder)
+    assert folder.ids() == ["a"]
+    with pytest.raises(InvalidInput, match=r"id = 'a': is another job's. Remedy: choose another"):
+        submit(folder, items=ITEMS[:3])
+
+
+def test_bounds(tmp_path):
+    folder = folder_of(tmp_path)
+    with pytest.raises(InvalidInput, match=r"items = 101: has too many. Remedy: at most 100: .* jobs_items_max"):
+        Upload(folder, JOB).add([b""] * 101)
+    with pytest.raises(InvalidInput, match=r"items = '10009 bytes': are too large. .* jobs_bytes_max"):
+        Upload(folder, JOB).add([b"x" * 10_001])
+    for name in ("x", "y", "z"):
+        submit(folder, Job(name, "digits", 1000.0))
+    submit(folder, Job("other", "digits", 1000.0, tenant="t"))
+    with pytest.raises(InvalidInput, match=r"tenant = '': has 3 jobs that have not ended, at most 3.*jobs_tenant_max"):
+        submit(folder)
+    owned = OwnedJob(folder, "x", 1, "w")
+    owned.end(JobState.CANCELLED, 6.0, "why not")
+    owned.close()
+    submit(folder)  # one of them has ended
+
+
+def test_unknown_jobs_and_strange_names(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    for name in ("b", "", "../a", ".lock", "a/b"):
+        with pytest.raises(NotFound, match=r"id = .*: is no job. Remedy: .*a"):
+            folder.stored(name)
+    folder.cancel("a", "first")
+    folder.cancel("a", "second")
+    assert folder.cancelled("a") == "first"
+    folder.remove("a")
+    assert folder.ids() == []
+    assert folder_of(tmp_path).name() == folder.name()
+    with pytest.raises(NotFound):
+        folder.stored("a")

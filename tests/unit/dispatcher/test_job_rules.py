@@ -1,0 +1,153 @@
+"""What a job may be, how fast it may run, and when a batch of it may take an idle slice."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dispatcher.jobs.core.job import DEADLINE_MAX_S, Job, Rate, World, check_items, check_job
+from dispatcher.jobs.core.pace import Allowance, AtOnce
+from dispatcher.jobs.core.reserve import DELAYED_SHARE, Reserve, Waiting, expected_delayed
+from trefoil.core.errors import InvalidInput, NotFound
+
+WORLD = World(1000.0, {"digits", "words"}, {"DE", "GB"}, {"blue", "red"}, 0.97)
+JOB = Job("a", "digits", 4600.0, "blue", zones=("DE",))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"id": "../a"}, InvalidInput, "id = '../a': is no name of a job. Remedy: at most 63 letters"),
+        ({"family": "digit"}, NotFound, "family = 'digit': is not served. Remedy: did you mean digits"),
+        ({"complete_by_s": 995.0}, InvalidInput, "complete_by = 995.0: passed 5 s ago. Remedy: give a time ahead"),
+        ({"complete_by_s": 1e12}, InvalidInput, "complete_by = .*: is too far ahead. Remedy: at most 366 days"),
+        ({"min_accuracy": 1.5}, InvalidInput, "min_accuracy = 1.5: is no accuracy. Remedy: a number in 0..1"),
+        ({"min_accuracy": 0.98}, InvalidInput, "min_accuracy = 0.98: no variant reaches it. Remedy: at most 0.97"),
+        ({"grams_max": -1.0}, InvalidInput, "grams_max = -1.0: is negative"),
+        ({"zones": ("FR",)}, NotFound, "zones = 'FR': none of them has a node here. Remedy: .*DE, GB, or leave it out"),
+        ({"zones": tuple(map(str, range(33)))}, InvalidInput, "zones = 33: too many zones. Remedy: at most 32"),
+        ({"tenant": ""}, NotFound, "tenant = '': is no tenant. Remedy: use one of: blue, red"),
+    ],
+)
+def test_what_a_job_cannot_be(change, error, says):
+    check_job(JOB, WORLD)
+    with pytest.raises(error, match=says):
+        check_job(replace(JOB, **change), WORLD)
+
+
+def test_a_tenant_needs_a_tenants_file():
+    without = replace(WORLD, tenants=None)
+    check_job(replace(JOB, tenant=""), without)
+    with pytest.raises(NotFound, match=r"tenant = 'blue': no tenants file names tenants. Remedy: leave it out"):
+        check_job(JOB, without)
+
+
+def test_no_items_and_more_than_can_ever_be_done():
+    check_items(JOB, 10**9, WORLD)  # nothing is known of its slices
+    known = replace(WORLD, rate_per_s=100.0)
+    check_items(JOB, 360_000, known)
+    says = r"items = 360001: more than can be answered in the 3600 s until complete_by, at 100 items/s. Remedy: give"
+    with pytest.raises(InvalidInput, match=says):
+        check_items(JOB, 360_001, known)
+    with pytest.raises(InvalidInput, match="items = 0: has no items"):
+        check_items(JOB, 0, known)
+
+
+def test_turns():
+    jobs = [Job("late", "f", 9.0), Job("soon", "f", 5.0), Job("first", "f", 20.0, priority=2)]
+    assert [job.id for job in sorted(jobs, key=lambda job: job.turn)] == ["first", "soon", "late"]
+    assert DEADLINE_MAX_S > 86_400
+
+
+def test_the_rate_of_the_last_minute():
+    rate = Rate()
+    assert rate.seconds_for(10) is None
+    rate.add(0.0, 0)
+    rate.add(1.0, 100)
+    assert rate.seconds_for(10) is None  # too short
+    rate.add(10.0, 500)
+    assert rate.seconds_for(100) == pytest.approx(2.0)
+    rate.add(200.0, 500)
+    assert rate.seconds_for(100) is None  # nothing of late
+
+
+def test_an_allowance_follows_its_rate():
+    assert math.isinf(AtOnce().items_per_s("a", 0.0))
+    allowance = Allowance()
+    assert allowance.refill(10.0, 0.0) == pytest.approx(10.0)
+    allowance.spend(10)
+    assert allowance.refill(10.0, 0.3) == pytest.approx(3.0)
+    assert allowance.refill(10.0, 100.0) == pytest.approx(10.0)  # a pause is not made up for
+    assert math.isinf(allowance.refill(math.inf, 101.0))
+    allowance.spend(5)
+    assert allowance.refill(2.0, 101.5) == pytest.approx(1.0)
+    assert allowance.refill(0.0, 102.0) == pytest.approx(1.0)
+    allowance.spend(1)
+    assert allowance.refill(0.0, 200.0) == 0.0
+
+
+def test_expected_delayed_is_that_of_poisson():
+    drawn = np.random.default_rng(3).poisson(0.8, 400_000)
+    for idle in (0, 1, 2, 5):
+        sampled = np.maximum(0, drawn - idle).mean()
+        assert expected_delayed(40.0, 0.02, idle) == pytest.approx(sampled, abs=4e-3)
+    assert expected_delayed(0.0, 1.0, 0) == 0.0 == pytest.approx(expected_delayed(1e-9, 1.0, 3))
+    assert expected_delayed(1e6, 1.0, 10) == pytest.approx(1e6 - 10)
+
+
+def test_no_more_requests_are_delayed_than_the_share():
+    """Batches back to back on the only slice: those that wait are counted, request by request."""
+    rng = np.random.default_rng(7)
+    rate_per_s, batch_s, span_s = 50.0, 0.01, 4000.0
+    arrivals = np.sort(rng.uniform(0.0, span_s, rng.poisson(rate_per_s * span_s)))
+    reserve, now_s, at, delayed, batches = Reserve(), 0.0, 0, 0, 0
+    while now_s < span_s:
+        before = at
+        while at < len(arrivals) and arrivals[at] <= now_s:
+            at += 1
+        reserve.on_arrivals("digits", at - before)
+        if reserve.try_start([Waiting("digits", rate_per_s, 0)], batch_s):
+            delayed += int(np.searchsorted(arrivals, now_s + batch_s) - at)
+            batches += 1
+        now_s += batch_s
+    assert batches > 500
+    assert delayed / len(arrivals) == pytest.approx(DELAYED_SHARE, rel=0.25)
+
+
+def test_more_idle_slices_let_more_batches_through():
+    started = {}
+    for idle in (0, 1, 2):
+        reserve = Reserve()
+        reserve.on_arrivals("digits", 100)
+        started[idle] = sum(reserve.try_start([Waiting("digits", 30.0, idle)], 0.005) for _ in range(1000))
+    assert started[0] == 1
+    assert started[1] == 23
+    assert started[2] > 400
+
+
+def test_without_requests_nothing_is_charged():
+    reserve = Reserve()
+    assert all(reserve.try_start([Waiting("digits", 0.0, 0)], 10.0) for _ in range(100))
+
+
+def test_every_queue_of_a_slice_is_asked():
+    reserve = Reserve()
+    both = [Waiting("digits", 0.0, 0), Waiting("words", 50.0, 0)]
+    assert not reserve.try_start(both, 0.01)
+    reserve.on_arrivals("words", 300)
+    assert reserve.try_start(both, 0.01)
+    assert not reserve.try_start(both, 0.01)  # one of them has no more to give
+    assert reserve.try_start(both[:1], 0.01)
+
+
+def test_a_batch_that_delays_more_than_one_request_waits_for_its_turn():
+    reserve, slow = Reserve(), [Waiting("digits", 5.0, 0)]
+    reserve.on_arrivals("digits", 300)
+    assert not reserve.try_start(slow, 1.0)
+    reserve.on_arrivals("digits", 200)
+    assert reserve.try_start(slow, 1.0)
+    reserve.on_arrivals("digits", 1600)  # of the 5 that it delays, 1 was paid for
+    assert not reserve.try_start(slow, 1.0)
+    reserve.on_arrivals("digits", 400)
+    assert reserve.try_start(slow, 1.0)
