@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -141,6 +141,9 @@ e2e-join: setup  ## docker-compose.yml on a host, a second host's node joins it,
 
 e2e-cluster: setup  ## deploy/swarm on three engines: the leading controller and nodes killed, cut off, drained, every image replaced (half an hour; as root, with docker.io; ARGS='--upgrade-rate 100 --requests 5000')
 	$(BIN)/python -m benchmarks.cluster $(ARGS)
+
+e2e-chart: setup  ## the Helm chart: lint, schemas, then the rendered trial played by Podman while it is replaced (five minutes; needs helm, kubernetes-validate; as root podman, catatonit, dnsmasq; ARGS=--render: without Podman)
+	$(BIN)/python -m benchmarks.chart $(ARGS)
 
 e2e-security: setup  ## attacks on those hosts, from inside a slice, from the network and in Redis; then on images and containers of docker-compose.yml (fifteen minutes; as root; IMAGES_ARGS=--no-build)
 	$(BIN)/python -m benchmarks.security $(ARGS)

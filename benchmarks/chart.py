@@ -1,0 +1,209 @@
+"""The Helm chart without a cluster: `make e2e-chart`, or `python -m benchmarks.chart`.
+
+Lints it, renders six sets of values, and validates each strictly against the schemas of Kubernetes 1.30 to the newest
+that kubernetes-validate knows; wrong values have to be refused. Then, as root and with Podman, dnsmasq and the images
+of deploy/images/build.sh, the rendered trial is played (`chart_kubelet`): an unmodified tritonclient asks 100 times a
+second through HAProxy while dispatchers, the leading controller and a node are replaced as a rollout replaces them.
+Exit code 1 where something does not hold. `--render` leaves the second part out. What only a cluster shows:
+docs/howto/kubernetes.md.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from benchmarks.chart_kubelet import Kubelet, run
+from benchmarks.hosts import Broken, load_text, need
+from trefoil.runtime.clock import WallClock
+
+CLOCK: Final = WallClock()
+ROOT: Final = Path(__file__).resolve().parents[1]
+CHART: Final = ROOT / "deploy" / "helm" / "trefoil"
+RATE_PER_S: Final = 100
+ANSWERED_MIN: Final = 10_000
+FIRST_ANSWER_S: Final = 240.0
+NAMESPACE: Final = "default"
+VERSIONS: Final = ("1.30", "1.31", "1.32", "1.33", "1.34", "")  # "": the newest
+SETS: Final[dict[str, tuple[str, ...]]] = {
+    "simulated trial": (),
+    "GPU nodes": ("simulated.replicas=0", "gpu.image=trefoil-gpu:1", "gpu.nodes={a,b}", "persistence.enabled=true"),
+    "Redis of one's own": ("redis.url=rediss://redis.example:6379/0",),
+    "cert-manager": ("secrets=cert-manager", "prometheus.serviceMonitor=true", "prometheus.rules=true"),
+    "given secrets, dashboards": ("secrets=given", "prometheus.dashboards=true", "networkPolicies.enabled=false"),
+    "a Gateway instead of HAProxy": ("haproxy.enabled=false", "grpcRoute.enabled=true", "grpcRoute.gateway=public"),
+}  # fmt: skip
+REFUSED: Final = {
+    "controller.replicas=0": "controller/replicas",
+    "mode=dry-run": "mode",
+    "redis.url=redis.example:6379": "redis/url",
+    "gpu.nodes={A_B}": "gpu/nodes",
+    "gpu.nodes={a}": "gpu.image",
+    "grpcRoute.enabled=true": "grpcRoute.gateway",
+    "settigns.controller=x": "settigns",
+}
+
+
+def rendered(helm: str, values: Sequence[str], release: str = "trefoil") -> list[Any]:
+    """Manifests of the chart with these values."""
+    given = [word for value in values for word in ("--set", value)]
+    text = run(helm, "template", release, str(CHART), "--namespace", NAMESPACE, *given)
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def check_rendering(helm: str, validate: str) -> list[str]:
+    """Lint, render and validate; what was seen."""
+    lint = run(helm, "lint", "--strict", str(CHART))
+    seen = [lint.strip().splitlines()[-1]]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, values in SETS.items():
+            manifests = rendered(helm, values)
+            own = [
+                each
+                for each in manifests
+                if "." not in each["apiVersion"].partition("/")[0] or ".k8s.io" in each["apiVersion"]
+            ]
+            own = [each for each in own if not each["apiVersion"].startswith("gateway.")]
+            file = Path(folder) / "manifests.yaml"
+            file.write_text(yaml.safe_dump_all(own))
+            for version in VERSIONS:
+                run(validate, "--strict", "--quiet", *(["-k", version] if version else []), str(file))
+            wide = [each for each in own if each["kind"] in ("StatefulSet", "Deployment") and not _restricted(each)]
+            need(not wide, f"{name}: not restricted: {[each['metadata']['name'] for each in wide]}")
+            seen.append(f"{name}: {len(manifests)} objects, {len(own)} valid in {len(VERSIONS)} versions of Kubernetes")
+    for value, told in REFUSED.items():
+        done = subprocess.run([helm, "template", "t", str(CHART), "--set", value], capture_output=True, text=True)
+        need(
+            done.returncode != 0 and told in done.stderr, f"--set {value}: not refused by {told}: {done.stderr[-500:]}"
+        )
+    return [*seen, f"{len(REFUSED)} wrong values refused, each by its name"]
+
+
+def _restricted(workload: Mapping[str, Any]) -> bool:
+    """Whether its pods pass the restricted standard of Pod Security."""
+    spec = workload["spec"]["template"]["spec"]
+    pod = spec["securityContext"]
+    containers = [each["securityContext"] for each in (*spec["containers"], *spec.get("initContainers", ()))]
+    allowed = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    return bool(
+        pod["runAsNonRoot"] and pod["seccompProfile"]["type"] == "RuntimeDefault"
+        and all(each == allowed for each in containers)
+        and not any("hostPath" in each for each in spec["volumes"])
+    )  # fmt: skip
+
+
+class Load:
+    """Clients in a process of their own."""
+
+    def __init__(self, target: str) -> None:
+        argv = [sys.executable, "-m", "benchmarks.hosts_load", "--target", target, "--rate", str(RATE_PER_S)]
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the load
+        self._process = subprocess.Popen(argv, cwd=ROOT, stdout=self._file, env=os.environ | {"no_proxy": "*"})
+
+    def sums(self) -> Any:
+        """All that was sent and answered until now."""
+        self._file.seek(0)
+        lines = [line for line in self._file.read().decode().splitlines() if line.startswith('{"sent"')]
+        return json.loads(lines[-1]) if lines else {"sent": 0, "answered": 0, "failed": {}}
+
+    def until(self, answered: int) -> None:
+        """Wait until so many are answered."""
+        last, since_s = 0, CLOCK.monotonic_s()
+        while (now := self.sums()["answered"]) < answered:
+            if now > last:
+                last, since_s = now, CLOCK.monotonic_s()
+            need(CLOCK.monotonic_s() - since_s < 120, f"no answer any more: {self.sums()}")
+            CLOCK.block(0.5)
+
+    def stop(self) -> Any:
+        """End it when the last request is answered; all sums."""
+        self._process.send_signal(signal.SIGTERM)
+        need(self._process.wait() == 0, "the load failed")
+        return self.sums()
+
+
+def play(helm: str) -> Iterator[str]:
+    """Play the trial; what was seen, as it is seen."""
+    manifests = rendered(helm, ("simulated.replicas=2", "dispatcher.maxReplicas=2"))
+    with tempfile.TemporaryDirectory() as folder, Kubelet(Path(folder), manifests, NAMESPACE) as kubelet:
+        Path(folder).chmod(0o755)
+        began_s = CLOCK.monotonic_s()
+        names = [name for name in kubelet.workloads if not name.endswith("-haproxy")]
+        pods = [
+            kubelet.create(name, n) for name in names for n in range(kubelet.workloads[name]["spec"].get("replicas", 1))
+        ]
+        proxy = kubelet.create("trefoil-haproxy")
+        load = Load(f"{proxy.ip}:8001")
+        for pod in (*pods, proxy):
+            kubelet.wait(pod)
+        load.until(1)
+        yield f"{len(pods) + 1} pods ready, first answer through HAProxy after {CLOCK.monotonic_s() - began_s:.0f} s"
+        early = load.stop()  # what came before it served
+        load = Load(f"{proxy.ip}:8001")
+        load.until(500)
+        for event, name in (
+            ("a dispatcher", "trefoil-dispatcher"), ("a dispatcher", "trefoil-dispatcher"),
+            ("a controller", "trefoil-controller"), ("a controller", "trefoil-controller"), ("a node", "trefoil-node"),
+        ):  # fmt: skip
+            yield _replaced(kubelet, load, event, name)
+        load.until(ANSWERED_MIN)
+        sums = load.stop()
+        yield f"{load_text(sums)} ({sum(early['failed'].values())} before the first plan)"
+        need(not sums["failed"], f"failed: {sums['failed']}")
+        need(sums["correct"] / sums["answered"] > 0.9, f"right: {sums['correct']} of {sums['answered']}")
+        yield kubelet.exec("trefoil-controller-0", "controller", "trefoil", "status").strip().splitlines()[0]
+
+
+def _replaced(kubelet: Kubelet, load: Load, event: str, workload: str) -> str:
+    """Replace the oldest pod of a workload as its update does, under load; what was seen."""
+    manifest = kubelet.workloads[workload]
+    old = next(pod for name, pod in kubelet.pods.items() if name.rpartition("-")[0] == workload)
+    number = int(old.name.rpartition("-")[2])
+    answered, failed = load.sums()["answered"], sum(load.sums()["failed"].values())
+    began_s = CLOCK.monotonic_s()
+    if manifest["kind"] == "Deployment":  # the new one serves before the old one ends
+        kubelet.wait(kubelet.create(workload, number + 10))
+        kubelet.delete(old)
+    else:
+        kubelet.delete(old)
+        kubelet.wait(kubelet.create(workload, number))
+    load.until(load.sums()["answered"] + 500)
+    sums, took_s = load.sums(), CLOCK.monotonic_s() - began_s
+    lost = sum(sums["failed"].values()) - failed
+    return f"{event} replaced ({old.name}): {took_s:.0f} s, {lost} of {sums['answered'] - answered} failed"
+
+
+def main() -> int:
+    """Check the chart, and print what was seen."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--render", action="store_true", help="only lint, render and validate")
+    arguments = parser.parse_args()
+    tools = {name: shutil.which(name) for name in ("helm", "kubernetes-validate")}
+    tools |= {} if arguments.render else {name: shutil.which(name) for name in ("podman", "dnsmasq")}
+    if missing := [name for name, path in tools.items() if path is None]:
+        print(
+            f"error: PATH has no {', '.join(missing)}. Remedy: docs/howto/kubernetes.md, last section", file=sys.stderr
+        )
+        return 2
+    try:
+        for line in check_rendering(str(tools["helm"]), str(tools["kubernetes-validate"])):
+            print(line, flush=True)
+        for line in () if arguments.render else play(str(tools["helm"])):
+            print(line, flush=True)
+    except Broken as error:
+        print(f"broken: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
