@@ -13,6 +13,7 @@ from controller.loop.core.control import ControlCore
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core_ports import Signals
 from controller.loop.decision_records import DecisionRecords
+from controller.loop.garbage import collect_by_the_hour, put_off_full_collections
 from controller.loop.live_ports import LiveControlPorts
 from controller.loop.planner_runner import PlannerRunner
 from controller.loop.rollout_runner import LiveRolloutPorts, RolloutRunner
@@ -82,6 +83,7 @@ class ControlComponent:
                 tasks.create_task(self._leadership.maintain(), name="lease")
                 tasks.create_task(self._loop.run(), name="loop")
                 tasks.create_task(self._files.run(self._loop.clock), name="catalogue")
+                tasks.create_task(collect_by_the_hour(self._loop.clock), name="garbage")
         except ExceptionGroup as ended:  # Python 3.11.2 wraps again what is raised in an `except*`
             free, others = ended.split(RoleFree)
             if free is None or others is not None:
@@ -223,6 +225,7 @@ def build(argv: Sequence[str]) -> Sequence[Component]:
     rpc.check_port(settings.admin_address)
     structlog.get_logger().info("settings", **masked(settings))
     asyncio.run(take_over(settings))
+    put_off_full_collections()
     return parts(settings, SteadyClock(WallClock()))
 
 

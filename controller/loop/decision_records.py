@@ -120,6 +120,13 @@ class DecisionRecords:
         given = {"preset": self._settings.preset, "parts": json.dumps(parts, sort_keys=True) if parts else ""}
         return {name: value for name, value in given.items() if value}
 
+    def _save(self, kept: TakenDecision) -> tuple[DecisionRecord, bytes]:
+        """Record of a decision, on disk and encoded for Redis, which takes seconds for a large fleet."""
+        planner = self._settings.planner or self._policy.planner
+        record = decision_record(kept, planner, self._policy.name, self._given())
+        self._disk.save_decision(record, kept.answer.step.plan)
+        return record, codec.encode(record)
+
     async def write(self, kept: TakenDecision) -> None:
         """Write the record of a decision to disk, then to Redis.
 
@@ -128,9 +135,8 @@ class DecisionRecords:
             errors.StateUnavailable: Redis is down; the disk has the record.
             errors.Fenced: the role was lost.
         """
-        planner = self._settings.planner or self._policy.planner
-        record = self.last = decision_record(kept, planner, self._policy.name, self._given())
-        await asyncio.to_thread(self._disk.save_decision, record, kept.answer.step.plan)
+        record, data = await asyncio.to_thread(self._save, kept)
+        self.last = record
         self._disk.save_later("budgets", self._budgets())
         self._disk.save_later("counts", {"replans": kept.causes, "reconfigurations": kept.reconfigurations})
         verdict = kept.verdict
@@ -141,7 +147,7 @@ class DecisionRecords:
             "decision", id=record.id, trigger=record.trigger, outcome=verdict.outcome,
             effect=kept.effect, rung=verdict.rung, solve_ms=round(record.solve_ms, 1), why=verdict.why,
         )  # fmt: skip
-        await self._leadership.write([Append(self._keys.decisions(), record, self._settings.decisions_max)])
+        await self._leadership.write([Append(self._keys.decisions(), data, self._settings.decisions_max)])
 
 
 def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:

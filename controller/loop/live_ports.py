@@ -1,6 +1,8 @@
 """Ports of the control loop's core, live: planner, records, Redis and rollouts."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from controller.explore.core.exploration_state import Evaluation
 from controller.explore.core.ports import PlannerAnswer
@@ -22,6 +24,8 @@ from trefoil.core.plan import Plan
 from trefoil.runtime.fenced import Put
 from trefoil.runtime.keys import Keys
 from trefoil.runtime.telemetry import Metrics
+
+T = TypeVar("T")
 
 
 class LiveControlPorts(LiveCorePorts):
@@ -54,6 +58,9 @@ class LiveControlPorts(LiveCorePorts):
     async def think(self, view: PlanView, seed: int, *, ask: bool = False) -> PlannerAnswer:
         return await self.planner_runner.call(view, seed, ask)
 
+    async def compute(self, function: Callable[[], T]) -> T:
+        return await asyncio.to_thread(function)
+
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         self.planner_runner.tell(candidate, measurement)
 
@@ -70,6 +77,9 @@ class LiveControlPorts(LiveCorePorts):
 
     async def record(self, taken: TakenDecision) -> None:
         await self.records.write(taken)
+
+    async def save_plans(self, plans: Sequence[Plan]) -> None:
+        await asyncio.to_thread(self._disk.save_all, "plans", plans)
 
     async def write_objectives(self, objectives: tuple[Objective, ...]) -> None:
         await self._leadership.write([Put(self._keys.objective(o.family), o) for o in objectives])

@@ -9,8 +9,8 @@ Redis bring them back, and `set_aside` says what became of them.
 """
 
 import contextlib
-import json
 import os
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ class DiskStore:
         self._trouble, self._metrics = FileTrouble("state_dir", CONSEQUENCE, metrics), metrics
         self._waiting: dict[str, str] = {}
         self._refused_chars = 0
+        self._lock = threading.Lock()  # of what is noted: plans and decisions are saved in threads
         self.uncopied: dict[str, str] = {}
         """Text of files that have changed since they were copied to Redis, by name."""
         try:
@@ -107,11 +108,12 @@ class DiskStore:
             replace_files(paths)
         except OSError as error:
             raise self._trouble.begin(next(iter(paths)), error) from error
-        for name in texts:
-            self._waiting.pop(name, None)
-        self.uncopied |= {name: text for name, text in texts.items() if _is_copied(name)}
-        if not self._waiting:
-            self._trouble.end()
+        with self._lock:
+            for name in texts:
+                self._waiting.pop(name, None)
+            self.uncopied |= {name: text for name, text in texts.items() if _is_copied(name)}
+            if not self._waiting:
+                self._trouble.end()
 
     def _forget(self, name: str) -> None:
         with contextlib.suppress(OSError):  # a disk that lets nothing be deleted lets nothing be written: said then
@@ -129,7 +131,14 @@ class DiskStore:
     def copy_all(self) -> None:
         """Note every file that others need as not copied."""
         names = [path.stem for path in self._root.glob("*.json") if _is_copied(path.stem)]
-        self.uncopied = {name: text for name in sorted(names) if (text := self._present_text(name)) is not None}
+        with self._lock:
+            self.uncopied = {name: text for name in sorted(names) if (text := self._present_text(name)) is not None}
+
+    def copied(self, name: str, text: str) -> None:
+        """Note that this text of a file was copied to Redis."""
+        with self._lock:
+            if self.uncopied.get(name) == text:
+                del self.uncopied[name]
 
     def replace_all(self, texts: Mapping[str, str], keep: Collection[str] = ()) -> None:
         """Replace all files that others need by those that another controller left, but for those to keep.
@@ -251,4 +260,4 @@ def _is_copied(name: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(codec.to_plain(value), sort_keys=True, indent=1, ensure_ascii=False)
+    return codec.json_text(value, indent=1)

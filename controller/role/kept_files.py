@@ -80,14 +80,13 @@ class KeptFiles:
         if not self._disk.uncopied:
             return []
         written = self._written = Revision(self._written.epoch, self._written.number + 1)
-        files = (KeptFile(name, written, text) for name, text in self._disk.uncopied.items())
+        files = (KeptFile(name, written, text) for name, text in dict(self._disk.uncopied).items())
         return [Put(self._state.keys.kept(file.name), self._keys.sign_file(file)) for file in files]
 
     def copied(self, copies: Sequence[Put]) -> None:
         """Note that these are in Redis."""
         for copy in copies:
-            if self._disk.uncopied.get(copy.obj.name) == copy.obj.json:
-                del self._disk.uncopied[copy.obj.name]
+            self._disk.copied(copy.obj.name, copy.obj.json)
 
     def _led(self) -> int:
         return int(self._disk.load_plain(LED).get("epoch", 0))

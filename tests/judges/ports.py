@@ -47,6 +47,7 @@ RECORDED: Final[Mapping[str, tuple[str, Callable[..., Mapping[str, Any]]]]] = {
     "think": ("call_planner", dict),
     "tell": ("tell_planner", dict),
     "save_memory": ("save_planner_memory", dict),
+    "save_plans": ("save", lambda plans: {"values": {"plans": plans}}),
     "record": ("record_decision", lambda taken: {each.name: getattr(taken, each.name) for each in fields(taken)}),
     "roll": ("start_rollout", lambda plan, why, **_: {"plan": plan, "why": why}),
     "command": ("command_node", dict),
@@ -64,6 +65,7 @@ RECORDED: Final[Mapping[str, tuple[str, Callable[..., Mapping[str, Any]]]]] = {
     "duration": ("time_metric", lambda metric, seconds: {"name": metric, "seconds": seconds}),
 }  # fmt: skip
 """Of ports that were recorded under another name, or with other arguments: both as they were recorded."""
+NOT_RECORDED: Final = frozenset({"compute"})  # asks nothing of what is around the core
 
 
 def ports() -> Iterator[tuple[str, Any]]:
@@ -124,7 +126,7 @@ class Proxy:
 
     def __getattr__(self, name: str) -> Any:
         real, declared = getattr(self._real, name), getattr(self._protocol, name, None)
-        if declared is None:
+        if declared is None or name in NOT_RECORDED:
             return real
 
         @contextlib.contextmanager

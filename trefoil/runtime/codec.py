@@ -138,7 +138,14 @@ def decode(cls: type[T], data: bytes) -> T:
 
 def to_json(obj: Any) -> str:
     """Encode any core dataclass as canonical JSON, also without a message: sorted keys, enum names, exact floats."""
-    return json.dumps(to_plain(obj), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return json_text(obj, separators=(",", ":"))
+
+
+def json_text(obj: Any, **layout: Any) -> str:
+    """JSON of `to_plain`; `layout`: of `json.dumps`. Each dataclass becomes a dict when its turn comes: a whole tree of
+    dicts would keep the garbage collector busy, and every thread waiting."""
+    inner = functools.partial(_level, inner=_shallow)
+    return json.dumps(_shallow(obj), default=inner, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout)
 
 
 def from_json(cls: type[T], text: str) -> T:
@@ -197,20 +204,40 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def to_plain(obj: Any) -> Any:
     """Convert to nested dicts and lists of JSON types. Infinities become strings: JSON cannot otherwise hold them."""
+    return _level(obj, to_plain)
+
+
+def _shallow(obj: Any) -> Any:
+    """As `to_plain`, but for dataclasses, which stay."""
+    cls: Any = type(obj)
+    if cls in plan.SCALARS and cls is not float:  # most of what there is
+        return obj
+    return _level(obj, _shallow) if cls is fleet.DeviceType or _field_names(cls) is None else obj
+
+
+def _level(obj: Any, inner: Callable[[Any], Any]) -> Any:
+    """One level of `to_plain`; `inner` converts what it holds."""
     if isinstance(obj, fleet.DeviceType):
         return obj.name
-    if dataclasses.is_dataclass(obj):
-        return {field.name: to_plain(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
+    cls: Any = type(obj)
+    if (names := _field_names(cls)) is not None:
+        return {name: inner(getattr(obj, name)) for name in names}
     if isinstance(obj, IntEnum):
         return obj.name
     if isinstance(obj, Mapping):
-        return {str(key): to_plain(value) for key, value in obj.items()}
+        return {str(key): inner(value) for key, value in obj.items()}
     if isinstance(obj, tuple | list):
-        return [to_plain(item) for item in obj]
+        return [inner(item) for item in obj]
     if isinstance(obj, float) and not math.isfinite(obj):
         return str(obj)
     assert obj is None or isinstance(obj, bool | int | float | str), f"{type(obj)} has no canonical JSON"
     return obj
+
+
+@functools.cache
+def _field_names(cls: Any) -> tuple[str, ...] | None:
+    """Names of a dataclass' fields; None of any other class."""
+    return tuple(field.name for field in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else None
 
 
 def from_plain(annotation: Any, tree: Any, path: str = "") -> Any:

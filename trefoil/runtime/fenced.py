@@ -128,7 +128,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Operation XADD to a stream of at most `maxlen` entries."""
+    """Operation XADD to a stream of at most `maxlen` entries. `obj`: the value, or what `codec.encode` made of it."""
 
     key: str
     obj: Any
@@ -176,7 +176,7 @@ def arguments(write: Write) -> tuple[str, Sequence[Any]]:
         case PutBytes(_, data):
             return "set", [data, 0]
         case Append(_, obj, maxlen, ttl_s):
-            return "append", [codec.encode(obj), maxlen, milliseconds(ttl_s)]
+            return "append", [obj if isinstance(obj, bytes) else codec.encode(obj), maxlen, milliseconds(ttl_s)]
         case Delete():
             return "delete", []
         case SetFields(_, fields, ttl_s):

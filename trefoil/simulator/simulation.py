@@ -7,7 +7,7 @@ for. Nothing is decided here. What differs from live: deciding takes no time, no
 import json
 import math
 import types
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -310,6 +310,9 @@ class Simulation(NullPorts):
             return PlannerAnswer(ask_planner(view, planner, seed), seed, is_exploration=True)
         return PlannerAnswer(run_planner(view, planner, seed), seed)
 
+    async def compute(self, function: Callable[[], T]) -> T:
+        return function()
+
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         live = self.core.explorer.live
         assert live is not None
@@ -330,6 +333,8 @@ class Simulation(NullPorts):
         if self.keep_records:
             name = self.scenario.planner or self.inputs.policy.planner
             self.records.append(decision_record(taken, name, self.inputs.policy.name))
+
+    async def save_plans(self, plans: Sequence[Plan]) -> None: ...
 
     async def write_objectives(self, objectives: tuple[Objective, ...]) -> None: ...
 

@@ -186,7 +186,8 @@ class Explorer:
         candidate = answer.step
         one = Evaluation(len(run.evaluations) + 1, candidate)
         run.evaluations.append(one)
-        why, family = deployment_refusal_by_family(view, candidate.plan)
+        plan = candidate.plan
+        why, family = await self.ports.compute(lambda: deployment_refusal_by_family(view, plan))
         if why and (view.current is not None or not candidate.plan.degraded):
             self._tell(view, REFUSED, why, blamed=family)
             run.phase = Phase.ASK

@@ -1,14 +1,16 @@
 """Ports of an exploration: what it asks of what is around it, and of the control core that it belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from controller.explore.core.exploration_state import Evaluation
 from controller.observe.core.triggers import Trigger
 from controller.rollout.core.ports import CorePorts
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.plan import Plan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class ExplorationPorts(CorePorts, Protocol):
 
     async def think(self, view: PlanView, seed: int, *, ask: bool = False) -> PlannerAnswer:
         """Call the planner on a view: `plan`, or `ask` of one that measures."""
+
+    async def compute(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that grows with the fleet, changes nothing and reads nothing that changes
+        meanwhile: live it runs in a thread."""
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         """Tell a planner that measures the result of its candidate, and save its memory."""

@@ -259,11 +259,9 @@ class DecidingCore:
         """Judge and record the planner's answer for `view`, and put its plan in force. `decision`: replaces the
         answer's own, as an exploration concludes it."""
         wanted = decision or answer.decision
-        if wanted.plan is not None:
-            wanted = replace(wanted, plan=self.loans.with_lent(wanted.plan, judged.fleet))
-        judgement = verdict = judge(judged, trigger, wanted, self.control)
+        judgement = verdict = await self.ports.compute(lambda: self._verdict(judged, trigger, wanted))
         if decision is None and not self._is_news(view, trigger, verdict):
-            self._set_basis(view, verdict)
+            await self._set_basis(view, verdict)
             return
         plan, effect = verdict.plan, verdict.outcome
         if plan is not None:
@@ -273,13 +271,18 @@ class DecidingCore:
         await self._record(view, trigger, answer, verdict, effect, plan or self.current, versions)
         plans = self._plans_with(plan) if plan is not None else self.plans
         if plan is not None:
-            self.ports.save({"plans": plans})
+            await self.ports.save_plans(plans)
         self.last_verdict = judgement
-        self._set_basis(view, verdict)  # not before: what could not be written has to trigger again
+        await self._set_basis(view, verdict)  # not before: what could not be written has to trigger again
         self.plans = plans
         if plan is not None:
             await self._roll(plan, plan.why)
         self.ports.notify()
+
+    def _verdict(self, view: PlanView, trigger: Trigger, wanted: Decision) -> Verdict:
+        if wanted.plan is not None:
+            wanted = replace(wanted, plan=self.loans.with_lent(wanted.plan, view.fleet))
+        return judge(view, trigger, wanted, self.control)
 
     def _is_news(self, view: PlanView, trigger: Trigger, verdict: Verdict) -> bool:
         """Whether a decision is recorded and put in force. One that is taken each second is not when it only says again
@@ -338,7 +341,7 @@ class DecidingCore:
             decision_id=self.decision_id,
         )
 
-    def _set_basis(self, view: PlanView, verdict: Verdict) -> None:
+    async def _set_basis(self, view: PlanView, verdict: Verdict) -> None:
         """What the triggers compare with from now on, also when the plan was kept or only advised."""
         made = verdict.decision.plan if verdict.decision else None
         next_s = verdict.decision.next_tick_at_s if verdict.decision else view.now_s + RETRY_S
@@ -350,7 +353,7 @@ class DecidingCore:
             next_s = min(next_s, view.now_s + RETRY_S)
         else:
             next_s = max(next_s, view.now_s + self.settings.tick_min_s) if self.settings.tick_min_s else next_s
-        self.plan_basis = plan_basis(view, plan, next_s)
+        self.plan_basis = await self.ports.compute(lambda: plan_basis(view, plan, next_s))
 
     # --- exploring ----------------------------------------------------------------------------------------------------
 

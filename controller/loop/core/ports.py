@@ -1,6 +1,6 @@
 """Ports of the control loop's core, and the record of a decision that goes through them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,10 @@ class ControlPorts(ExplorationPorts, Protocol):
 
     async def record(self, taken: TakenDecision) -> None:
         """Record a decision. Raises Fenced, StateUnavailable, DiskUnavailable; then its plan must not come in force."""
+
+    async def save_plans(self, plans: Sequence[Plan]) -> None:
+        """Save the plans that can be gone back to on disk, the one in force last. Raises DiskUnavailable; then it must
+        not come in force."""
 
     async def write_objectives(self, objectives: tuple[Objective, ...]) -> None:
         """Write objectives to Redis. Raises Fenced, StateUnavailable."""

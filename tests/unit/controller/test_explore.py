@@ -145,6 +145,9 @@ class Bench(NullPorts):
     async def think(self, view, seed, *, ask=False):
         return await self.planner_runner.call(view, seed, ask)
 
+    async def compute(self, function):
+        return function()
+
     def tell(self, candidate, measurement) -> None:
         self.planner_runner.tell(candidate, measurement)
 
