@@ -375,10 +375,11 @@ class StepExecutor:
         part.loaded = part.running
 
     async def _heal(self, part: Slice, task: Task) -> None:
-        """A dead python stub comes back by unload and load; where that fails only a new process helps."""
+        """A dead python stub comes back by unload and load. Only a new Triton helps where that fails, and where a model
+        has separate processes: they outlive the stub, and keep the GPU's memory."""
         triton = self._triton(part)
         part.move(SliceState.PENDING, task.why, self._clock.now_s())
-        if part.heal_failure or part.stale_files:
+        if part.heal_failure or part.stale_files or any(triton.has_processes(one.model) for one in part.hosted):
             await self.stop_process(part)
             return
         part.move(SliceState.STARTING, task.why, self._clock.now_s())

@@ -25,7 +25,14 @@ from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.given.llm_backends import ask_one_token, unasked_outputs
-from trefoil.runtime.model_files import ZERO_TEXT, contract, counts_decoding, isolate_sequence, probe_shape
+from trefoil.runtime.model_files import (
+    ZERO_TEXT,
+    contract,
+    counts_decoding,
+    isolate_sequence,
+    probe_shape,
+    starts_processes,
+)
 from trefoil.runtime.security.tls import Tls
 
 POLL_S: Final = 0.05
@@ -329,6 +336,14 @@ class TritonClient:
         if family not in self._decodes:
             self._decodes[family] = counts_decoding(self._contract(family))
         return self._decodes[family]
+
+    def has_processes(self, family: str) -> bool:
+        """Whether a family's model may start processes of its own.
+
+        Raises:
+            CatalogError: its contract is not there.
+        """
+        return starts_processes(self._contract(family))
 
     def _contract(self, family: str) -> model_config_pb2.ModelConfig:
         """Contract of a family; kept, because it is fixed and the slice's files may be lost while its Triton serves."""

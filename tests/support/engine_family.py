@@ -154,19 +154,12 @@ def environment(folder: Path) -> Path:
     """An environment of Triton's below `folder`, as TREFOIL_TRITON_ENVIRONMENT names one, whose Triton has the stand-in
     as its backend `vllm`; all else of it is the checkout's."""
     own = folder / "triton-environment"
-    if own.exists():
-        return own
-    [packages] = (ENVIRONMENT / "lib").glob("python3.*/site-packages")
-    site = own / packages.relative_to(ENVIRONMENT)
-    site.mkdir(parents=True)
-    for name in ("bin", "pyvenv.cfg"):
-        (own / name).symlink_to(ENVIRONMENT / name)
-    for package in packages.iterdir():
-        if package.name != "pytriton":
-            (site / package.name).symlink_to(package)
-    tree = Path("pytriton", "tritonserver")
-    shutil.copytree(packages / tree, site / tree, copy_function=_link, symlinks=True)
-    shutil.copytree(BACKEND, site / tree / "backends" / "vllm", ignore=shutil.ignore_patterns("__*"))
+    if not own.exists():
+        shutil.copytree(
+            ENVIRONMENT, own, copy_function=_link, symlinks=True
+        )  # links out of it would not be let through
+        [backends] = own.glob("lib/python3.*/site-packages/pytriton/tritonserver/backends")
+        shutil.copytree(BACKEND, backends / "vllm", ignore=shutil.ignore_patterns("__*"))
     return own
 
 
@@ -178,7 +171,7 @@ def installation(folder: Path) -> TritonInstall:
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link: 30 MB are not copied; across file systems they are."""
+    """A hard link; a copy across file systems."""
     try:
         os.link(source, target)
     except OSError:

@@ -244,6 +244,11 @@ def counts_decoding(config: model_config_pb2.ModelConfig) -> bool:
     return generative(config) or (opaque(config) and bool(config.model_transaction_policy.decoupled))
 
 
+def starts_processes(config: model_config_pb2.ModelConfig) -> bool:
+    """Whether a family's model may start processes, as engines of language models do."""
+    return backend_of(config) in LLM_FILES or (opaque(config) and bool(config.model_transaction_policy.decoupled))
+
+
 def not_graphs(config: model_config_pb2.ModelConfig) -> str:
     """What a family's versions are where they are no ONNX graphs, in words; "" where they are."""
     backend = backend_of(config)

@@ -3,6 +3,7 @@
 Triton takes this folder as the Python-based backend `vllm`. Its language model is arithmetic: equal requests have equal
 answers, which `language.answer` tells to tests. Contract: github.com/triton-inference-server/vllm_backend, 8de0c148.
 
+As vLLM's, the engine has a separate process unless metrics are reported; it outlives a killed stub.
 Continuous batching: a step gives each of at most `max_num_seqs` requests its next token; further ones wait. Differences
 from vLLM: no weights, no LoRA, no images, no embeddings; temperature changes nothing; logprobs are made up. Knobs that
 vLLM has no key for stand in its `hf_overrides`: `step_ms` (time of a step), `tokens_mean` (of answers that end).
@@ -10,6 +11,7 @@ vLLM has no key for stand in its `hf_overrides`: `step_ms` (time of a step), `to
 
 import json
 import os
+import subprocess
 import threading
 import time
 from collections import deque
@@ -160,7 +162,7 @@ class TritonPythonModel:
         self._step_s = float(own.get("step_ms", 1.0)) / 1e3
         reports = config.get("parameters", {}).get("REPORT_CUSTOM_METRICS", {}).get("string_value", "").lower()
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        self._counts = {}
+        self._counts, self._core = {}, None
         if reports == "true" and not given.get("disable_log_stats", False):
             for name in ("prompt", "generation"):
                 made = pb_utils.MetricFamily(
@@ -168,6 +170,8 @@ class TritonPythonModel:
                     kind=pb_utils.MetricFamily.COUNTER,
                 )  # fmt: skip
                 self._counts[name] = made, made.Metric(labels=labels)  # it lives as long as its family
+        else:
+            self._core = subprocess.Popen(["sleep", "86400"])
         self._waiting, self._running = deque(), []
         self._news, self._closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -196,6 +200,9 @@ class TritonPythonModel:
             self._closing = True
             self._news.notify()
         self._thread.join()
+        if self._core is not None:
+            self._core.kill()
+            self._core.wait()
 
     @staticmethod
     def _refuse(sender, why, text="N/A"):
