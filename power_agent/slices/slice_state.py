@@ -6,7 +6,7 @@ GONE.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,6 +56,7 @@ class Slice:
     heal_failure: str = ""  # why a reload did not heal it: only a new process can
     # counters
     counters: dict[tuple[str, int], VersionCounters] = field(default_factory=dict)
+    in_flight_s: dict[tuple[str, int], float] = field(default_factory=dict)  # see record_in_flight
     counters_fresh: bool = False  # `counters` were read since the last metering
     overhead_s: float = 0.0
     overhead_requests: int = 0
@@ -160,13 +161,21 @@ class Slice:
             self.overhead_s += spent_ns * NANO
             self.overhead_requests += requests
 
+    def record_in_flight(self, families: Collection[str], passed_s: float) -> None:
+        """Record that these families, whose work Triton does not time, had requests in flight for so long."""
+        for hosted in self.hosted:
+            if hosted.family in families:
+                place = hosted.model, hosted.version
+                self.in_flight_s[place] = self.in_flight_s.get(place, 0.0) + passed_s
+
     def take_reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
         """Take a reading for the meter; hands over the overhead and forgets versions that were unloaded before."""
         done: dict[tuple[str, str], tuple[float, int]] = {}
         for c in self.counters.values():  # stages of one family may be together here
             of = family_of(c.family), variant_of(family_of(c.family), c.version)
             busy_s, requests = done.get(of, (0.0, 0))
-            done[of] = busy_s + c.compute_batch_ns * NANO, requests + c.successes
+            in_flight_s = self.in_flight_s.get((c.family, c.version), 0.0)
+            done[of] = busy_s + c.compute_batch_ns * NANO + in_flight_s, requests + c.successes
         work = tuple(Work(*of, *counted) for of, counted in done.items())
         reading = SliceReading(
             key=self.key,
@@ -181,6 +190,7 @@ class Slice:
         loaded = {(h.model, h.version) for h in self.hosted}
         if self.state != SliceState.SWAPPING:
             self.counters = {model: c for model, c in self.counters.items() if model in loaded}
+            self.in_flight_s = {model: s for model, s in self.in_flight_s.items() if model in loaded}
         self.overhead_s, self.overhead_requests, self.counters_fresh = 0.0, 0, False
         return reading
 
@@ -189,5 +199,5 @@ class Slice:
         self.running, self.loaded, self.incarnation, self.heal_failure = False, False, "", ""
         self.stale_files = self.proven = False
         self.triton = None
-        self.counters = {}
+        self.counters, self.in_flight_s = {}, {}
         self.counters_fresh = self.failing = False

@@ -46,6 +46,7 @@ from trefoil.core.errors import CatalogError, PlanError, StartError, StateUnavai
 from trefoil.core.fleet import Hosted, SliceKey, SliceState, split_model
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.given.llm_backends import LLM_FILES
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import State
@@ -250,6 +251,10 @@ class StepExecutor:
     def _check_files(self, hosted: Sequence[Hosted]) -> None:
         for one in hosted:
             self._digests.check(one.model, one.version)
+
+    def untimed(self, part: Slice) -> set[str]:
+        """Families of a slice whose work Triton does not time: backends of LLMs take requests over at once."""
+        return {hosted.family for hosted in part.hosted if self._digests.backend(hosted.family) in LLM_FILES}
 
     def _spec(self, part: Slice, hosted: Sequence[Hosted], argv: Sequence[str] = ()) -> SliceSpec:
         """`argv`: the command of its Triton, if it runs: by its key it was started, whatever became of the secret."""

@@ -263,7 +263,7 @@ class TritonClient:
 
     def _config_of(self, hosted: Hosted) -> model_config_pb2.ModelConfig:
         own = contract(self._repository, hosted.model)
-        return slice_config(own, hosted, backend_of_slice(own))
+        return slice_config(own, hosted, backend_of_slice(own), self._repository)
 
     async def _load(self, config: model_config_pb2.ModelConfig, timeout_s: float) -> None:
         request = service_pb2.RepositoryModelLoadRequest(model_name=config.name)

@@ -65,6 +65,10 @@ class ModelDigests:
                 remedy="put the file back, or give it a new version",
             )
 
+    def backend(self, family: str) -> str:
+        """Triton backend of a family; "" while its contract was not read."""
+        return self._backends.get(family, "")
+
     def report(self) -> tuple[str, ...]:
         """Report what this node has, as `family/version: digest`, for the controller to compare; no engines.
 

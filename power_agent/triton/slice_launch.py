@@ -26,7 +26,7 @@ from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import Hosted, SliceKey
 from trefoil.runtime.files import replace_file
-from trefoil.runtime.given.llm_backends import LLM_FILES, TENSORRT_LLM, VLLM
+from trefoil.runtime.given.llm_backends import ENGINE_PATH, LLM_FILES, TENSORRT_LLM, VLLM
 from trefoil.runtime.given.repository_names import boundary, names_below, resolved
 from trefoil.runtime.model_files import (
     CONFIG,
@@ -293,9 +293,9 @@ def backend_of_slice(config: model_config_pb2.ModelConfig) -> BackendChoice:
 
 
 def slice_config(
-    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: BackendChoice
+    contract: model_config_pb2.ModelConfig, hosted: Hosted, serving: BackendChoice, repository: Path
 ) -> model_config_pb2.ModelConfig:
-    """Configuration that serves one variant of the family on one slice. Pure.
+    """Configuration that serves one variant of the family on one slice, from that slice's repository. Pure.
 
     Requests are executed one by one unless the family's contract asks for dynamic batching: planner and queueing kernel
     count a request as one executed batch.
@@ -316,6 +316,8 @@ def slice_config(
     config.parameters.pop(THREADS, None)
     if serving.threads:
         config.parameters[THREADS].string_value = str(serving.threads)
+    if serving.backend == TENSORRT_LLM:
+        config.parameters[ENGINE_PATH].string_value = str(repository / config.name / str(hosted.version))
     config.version_policy.Clear()
     config.version_policy.specific.versions.append(hosted.version)
     return config
@@ -365,7 +367,7 @@ def write_family(
             remedy = "put that file beside its config.pbtxt"
             raise CatalogError(f"{source / hosted.model / label} is missing", field="label_filename", remedy=remedy)
         _link(repository / hosted.model / label, resolved(source / hosted.model / label, below))
-    write_config(repository, slice_config(family, hosted, serving))
+    write_config(repository, slice_config(family, hosted, serving, repository))
 
 
 def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None:

@@ -24,6 +24,7 @@ from trefoil.runtime.state import ACK_TTL_S
 
 STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first again
 CLEARED_POLLS: Final = 4  # for so many polls a good probe outweighs ejections and failing calls
+LOOKS_MAX: Final = 3  # periods for which one look at what is in flight stands at most
 TIMEOUTS_MAX: Final = 2  # a probe that only times out may stand behind a queue
 
 
@@ -54,6 +55,7 @@ class SliceHealth:
         self._probes: dict[SliceKey, asyncio.Task[None]] = {}
         self._timeouts: dict[SliceKey, int] = {}
         self._passed_at_s: dict[SliceKey, float] = {}
+        self._looked_at_s = node.clock.monotonic_s()
 
     async def run(self) -> None:
         """Check all slices every `health_poll_s` until cancelled."""
@@ -131,7 +133,9 @@ class SliceHealth:
     async def _check_inference(self) -> None:
         settings, clock = self._node.settings, self._node.clock
         try:
-            ejected = ejected_slices(await self._executor.acks.read(), clock.now_s())
+            acks = await self._executor.acks.read()
+            ejected = ejected_slices(acks, clock.now_s())
+            self._record_in_flight(acks)
             self._node.report_missing("redis", "")
         except StateUnavailable as error:
             ejected = frozenset()
@@ -150,6 +154,16 @@ class SliceHealth:
             )
             if why:
                 self._probes[part.key] = asyncio.create_task(self._probe(part, why))
+
+    def _record_in_flight(self, acks: Sequence[TableAck]) -> None:
+        """Take the time since the last look for busy, of families that Triton does not time and that have requests."""
+        now_s = self._node.clock.monotonic_s()
+        passed_s = min(now_s - self._looked_at_s, LOOKS_MAX * self._node.settings.health_poll_s)
+        self._looked_at_s = now_s
+        asked = {(load.slice, load.family) for ack in acks for load in ack.slices if load.in_flight}
+        for part in self._node.slices.values():
+            untimed = self._executor.untimed(part)
+            part.record_in_flight({family for family in untimed if (part.key, family) in asked}, passed_s)
 
     async def _probe(self, part: Slice, why: str) -> None:
         triton = part.triton

@@ -1,9 +1,11 @@
 """Language models of Triton's vLLM backend under an agent: served, refused by vLLM, healed, their orphans ended."""
 
+import asyncio
 import itertools
 import json
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ from tests.support.engine_family import answer, outputs, request, write_family
 from tests.support.generation import answers
 from tests.support.triton_process import MODELS, hosted
 from trefoil.core.common import Revision
+from trefoil.core.demand import SliceLoad
 from trefoil.core.fleet import Hosted, SliceState
 from trefoil.core.plan import PlannedSlice
 
@@ -95,3 +98,29 @@ async def test_what_vllm_refuses_is_told_in_its_words_and_others_serve_on(cluste
         await load.stop()
     assert load.failed == []
     assert await say(cluster, "still there") == answer(1, "still there")[0][0], "the variant before goes on"
+
+
+async def busy_s(cluster: AgentCluster, since_s: float) -> float:
+    """Seconds for which the language model was busy, by the energy stream."""
+    parts = [part for sample in await cluster.samples() if sample.starts_at_s >= since_s for part in sample.slices]
+    return sum(one.compute_s for part in parts if part.key == LEFT for one in part.hosted if one.family == "chat")
+
+
+async def test_a_model_that_triton_does_not_time_is_busy_while_dispatchers_have_requests_on_it(cluster):
+    await plan(cluster, engine_family.hosted(1))
+    await cluster.ready(LEFT, RIGHT, timeout_s=BOOT_S)
+    await cluster.acknowledge(Revision(9), SliceLoad(LEFT, in_flight=0, family="chat"))
+    idle_from_s = time.time()
+    await asyncio.sleep(3.0)
+    began_s = time.time()
+    while time.time() - began_s < 6.0:
+        await cluster.acknowledge(Revision(9), SliceLoad(LEFT, in_flight=2, family="chat"))
+        await asyncio.sleep(0.2)
+    await cluster.acknowledge(Revision(9), SliceLoad(LEFT, in_flight=0, family="chat"))
+    await until(lambda: _has_energy_of(cluster, began_s + 8.0), BOOT_S)
+    assert 4.0 <= await busy_s(cluster, began_s - 1.0) <= 8.0
+    assert await busy_s(cluster, idle_from_s) - await busy_s(cluster, began_s - 1.0) <= 0.5
+
+
+async def _has_energy_of(cluster: AgentCluster, at_s: float) -> bool:
+    return any(sample.ends_at_s >= at_s for sample in await cluster.samples())

@@ -22,7 +22,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError, system_error
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
-from trefoil.runtime.given.llm_backends import LLM_FILES, TENSORRT_LLM, VLLM, complete_vllm
+from trefoil.runtime.given.llm_backends import ENGINE_PATH, LLM_FILES, TENSORRT_LLM, VLLM, complete_vllm
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     CONFIG_BYTES_MAX,
@@ -144,6 +144,8 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
         raise system_error(CatalogError, error, "be read", path, remedy=remedy, so=so) from error
     if backend_of(config) == VLLM:
         complete_vllm(config)
+    if backend_of(config) == TENSORRT_LLM:
+        config.parameters.pop(ENGINE_PATH, None)
     if config.name != family or not config.input or not config.output:
         raise CatalogError(f"{path} needs name {family!r}, input and output", field="family", value=family)
     check_contract(config, path)

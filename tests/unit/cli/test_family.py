@@ -397,3 +397,21 @@ def test_what_only_the_user_knows_of_a_language_model_is_asked_for(chats):
 
 def test_models_with_one_answer_have_no_tokens(theirs):
     refused(imported(theirs, "--tokens-mean", 5), "--tokens-mean = 5", "give one answer")
+
+
+def test_places_of_a_tensorrt_llm_engine_on_another_machine_are_left_out(tmp_path):
+    config = """
+    backend: "tensorrtllm" model_transaction_policy { decoupled: true }
+    input [ { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true } ]
+    output [ { name: "output_ids" data_type: TYPE_INT32 dims: [ -1, -1 ] } ]
+    parameters { key: "gpt_model_path" value { string_value: "/engines/x" } }
+    parameters { key: "batching_strategy" value { string_value: "inflight_fused_batching" } }
+    """
+    for name in ("small", "large"):
+        folder = add(tmp_path / "theirs", name, config.replace("engines/x", name), b"{}", file="config.json")
+        (folder / "rank0.engine").write_bytes(b"engine")
+    said = done(chat(tmp_path / "theirs", "--json"))
+    assert any("gpt_model_path /small is left out: the engine is that of the version's" in n for n in said["notes"])
+    made = contract(tmp_path / "ours", "toy")
+    assert dict(made.parameters).keys() == {"batching_strategy"}
+    assert (tmp_path / "ours" / "toy" / "2" / "rank0.engine").read_bytes() == b"engine"

@@ -101,6 +101,18 @@ def test_counters_of_an_unloaded_version_are_handed_over_once():
     assert {w.variant for w in part.take_reading(0.4, variant_of).work} == {"v1"}
 
 
+def test_time_in_flight_is_the_work_of_what_triton_does_not_time_and_begins_anew_with_each_load():
+    part, _ = make(SliceState.READY)
+    part.hosted = (Hosted("toy", "v1", 1, 0, 1, 1, 8), Hosted("other", "v2", 2, 0, 1, 1, 8))
+    busy = []
+    for serving, families in ((1, {"toy"}), (1, {"toy"}), (1, set()), (4, {"toy"}), (1, {"toy"})):
+        part.hosted = (Hosted("toy", f"v{serving}", serving, 0, 1, 1, 8), part.hosted[1])
+        part.record_in_flight(families, 0.5)
+        part.record_counters((counters(serving, 1, 0.001),), 1.0)
+        busy.append({w.variant: w.busy_s for w in part.take_reading(0.4, variant_of).work}[f"v{serving}"])
+    assert busy == pytest.approx([0.501, 1.001, 1.001, 0.501, 0.501])
+
+
 def test_a_reading_without_fresh_counters_says_nothing_about_work():
     part, _ = make(SliceState.READY)
     part.hosted = (Hosted("toy", "v4", 4, 0, 1, 1, 8),)

@@ -299,7 +299,7 @@ def test_what_decodes_is_linked_into_a_generative_family_and_serves_it_whatever_
     assert linked == {name: (source / "_shared" / name).resolve() for name in ("model.py", "decoder.py", "decoding.py")}
     config = contract(family.parent, "toy")
     assert (config.backend, config.default_model_filename) == ("python", "decoder.py")
-    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
+    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config), tmp_path)
     assert swapped.default_model_filename == "decoder.py"
 
 
@@ -347,10 +347,10 @@ def test_a_bad_contract_is_refused(source, bad):
         contract(source, "toy")
 
 
-def test_the_override_is_the_same_configuration_as_the_file(source):
-    config = slice_config(contract(source, "toy"), TOY, BackendChoice())
+def test_the_override_is_the_same_configuration_as_the_file(source, tmp_path):
+    config = slice_config(contract(source, "toy"), TOY, BackendChoice(), tmp_path)
     assert json_format.Parse(slice_launch.config_json(config), model_config_pb2.ModelConfig()) == config
-    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
+    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config), tmp_path)
     assert swapped.version_policy.specific.versions == [1]
     assert config.version_policy.specific.versions == [2]
 
@@ -377,7 +377,7 @@ def test_the_onnxruntime_backend_gets_the_slices_gpu_or_as_many_threads_as_it_ha
         prepare_slice(onnxruntime, one)
         config = contract(one.repository, "toy")
         assert (config.backend, config.instance_group[0].kind) == ("onnxruntime", kind)
-        swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
+        swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config), tmp_path)
         assert (swapped.backend, swapped.instance_group) == (config.backend, config.instance_group)
         for written in (config, swapped):
             assert written.parameters["intra_op_thread_count"].string_value == threads
@@ -405,11 +405,64 @@ def test_engines_for_each_type_of_gpu_reach_the_slices_repository(install, tmp_p
     assert (config.backend, config.default_model_filename) == ("tensorrt", "model_other.plan")
     assert dict(config.cc_model_filenames) == {"8.0": "model_a100.plan", "9.0": "model_h100.plan"}
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
-    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
+    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config), tmp_path)
     assert (swapped.backend, swapped.cc_model_filenames) == (config.backend, config.cc_model_filenames)
     for version in ("1", "2"):
         linked = whole.repository / "toy" / version / "model_h100.plan"
         assert linked.resolve() == source / "toy" / version / "model_h100.plan"
+
+
+TENSORRT_LLM = """
+name: "toy" backend: "tensorrtllm" max_batch_size: 8
+model_transaction_policy { decoupled: true }
+input [
+  { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
+  { name: "input_lengths" data_type: TYPE_INT32 dims: [ 1 ] reshape: { shape: [ ] } },
+  { name: "request_output_len" data_type: TYPE_INT32 dims: [ 1 ] },
+  { name: "streaming" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+]
+output [
+  { name: "output_ids" data_type: TYPE_INT32 dims: [ -1, -1 ] },
+  { name: "generation_logits" data_type: TYPE_FP32 dims: [ -1, -1, -1 ] }
+]
+parameters { key: "gpt_model_path" value { string_value: "/models/toy/1" } }
+"""
+
+
+def test_a_tensorrt_llm_engine_is_that_of_its_versions_folder(install, tmp_path, source):
+    (source / "toy" / "config.pbtxt").write_text(TENSORRT_LLM)
+    for version in ("1", "2"):
+        (source / "toy" / version / "config.json").write_text("{}")
+        (source / "toy" / version / "rank0.engine").write_text(version)
+    whole = spec(tmp_path, source)
+    able = replace(install, offers=("python", "tensorrtllm"))
+    prepare_slice(able, whole)
+    text = (whole.repository / "toy" / "config.pbtxt").read_text()
+    assert f'string_value: "{whole.repository}/toy/2"' in text
+    assert (whole.repository / "toy" / "2" / "rank0.engine").read_text() == "2"
+    config = contract(whole.repository, "toy")
+    assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config), whole.repository)
+    assert swapped.parameters["gpt_model_path"].string_value == f"{whole.repository}/toy/1"
+    probe = client.probe_request(config, 2)
+    lengths = {one.name: raw for one, raw in zip(probe.inputs, probe.raw_input_contents, strict=True)}
+    assert lengths == {"input_ids": bytes(4), **dict.fromkeys(("input_lengths", "request_output_len"), b"\1\0\0\0")}
+    with pytest.raises(CatalogError, match=r"has no backend tensorrtllm.*Remedy: .*docker_image"):
+        prepare_slice(install, whole)
+    with pytest.raises(CatalogError, match="has no real GPU"):
+        prepare_slice(replace(able, sees_gpus=False), whole)
+
+
+def test_a_vllm_engine_takes_the_gpu_that_its_environment_names(install, tmp_path, source):
+    (source / "toy" / "config.pbtxt").write_text('name: "toy" backend: "vllm"')
+    for version in ("1", "2"):
+        (source / "toy" / version / "model.json").write_text('{"model": "m"}')
+    whole = spec(tmp_path, source)
+    launch = prepare_slice(replace(install, offers=("python", "vllm")), whole)
+    config = contract(whole.repository, "toy")
+    assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_MODEL, "KIND_GPU takes GPU 0"
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    assert not (whole.repository / "toy" / "2" / "model.py").exists(), "it is no python model"
 
 
 def test_engines_without_what_executes_them_are_refused(install, tmp_path, source):

@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from trefoil.runtime.given.llm_backends import TENSORRT_LLM, VLLM
-from trefoil.runtime.model_files import ENGINES, PROBE_SHAPE, PYTHON, THREADS, backend_of
+from trefoil.runtime.model_files import ENGINES, FILE_PARAMETER, PROBE_SHAPE, PYTHON, THREADS, backend_of
 
 CARRIED: Final = frozenset(
     {
@@ -99,6 +99,8 @@ def left_fields(config: model_config_pb2.ModelConfig) -> Iterator[str]:
     if THREADS in config.parameters:
         value = config.parameters[THREADS].string_value
         yield f"parameters.{THREADS} {value} is left out: a slice shares out its cores"
+    for name, text in _places(config).items():
+        yield f"parameters.{name} {text} is left out: the engine is that of the version's folder"
     if config.HasField("optimization") and backend_of(config) != ENGINES:
         yield "optimization acts where Triton's onnxruntime backend serves, not under its python backend"
 
@@ -117,8 +119,16 @@ def shared_fields(config: model_config_pb2.ModelConfig) -> dict[str, object]:
 
 
 def metadata(config: model_config_pb2.ModelConfig) -> dict[str, str]:
-    """Parameters that are carried over."""
-    return {name: value.string_value for name, value in sorted(config.parameters.items()) if name != THREADS}
+    """Parameters that are carried over: not the places of files, which a TensorRT-LLM model has by them."""
+    left = {THREADS, *_places(config)}
+    return {name: value.string_value for name, value in sorted(config.parameters.items()) if name not in left}
+
+
+def _places(config: model_config_pb2.ModelConfig) -> dict[str, str]:
+    """Parameters of a TensorRT-LLM model that are paths of its machine."""
+    found = {name: value.string_value for name, value in sorted(config.parameters.items())}
+    of_files = backend_of(config) == TENSORRT_LLM
+    return {name: text for name, text in found.items() if of_files and FILE_PARAMETER.search(name) and "/" in text}
 
 
 def warm_shapes(config: model_config_pb2.ModelConfig) -> dict[str, str]:

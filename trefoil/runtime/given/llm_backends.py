@@ -19,10 +19,13 @@ VLLM: Final = "vllm"
 TENSORRT_LLM: Final = "tensorrtllm"
 LLM_FILES: Final = {VLLM: "model.json", TENSORRT_LLM: "config.json"}
 """Backends whose versions are folders that the backend reads by itself, and the file that each version has."""
+ENGINE_PATH: Final = "gpt_model_path"
+"""Parameter with the folder of a TensorRT-LLM engine: on a slice its version's, whatever a contract says."""
 PROMPT: Final = "text_input"
 ANSWER: Final = "text_output"
 SAMPLING: Final = "sampling_parameters"
 MAX_TOKENS: Final = "max_tokens"
+LENGTHS: Final = (MAX_TOKENS, "request_output_len", "input_lengths")  # TensorRT-LLM's inputs that may not be 0
 _FLAGS: Final = (
     "stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "return_logprobs",
     "return_num_input_tokens", "return_num_output_tokens",
@@ -87,19 +90,18 @@ def api_of(config: model_config_pb2.ModelConfig) -> Api:
 
 def ask_one_token(request: Any, config: model_config_pb2.ModelConfig) -> None:
     """Make a probe, a ModelInferRequest of zeros, ask for one token where its model is a language model."""
-    api = api_of(config)
-    if api == VLLM:
+    if api_of(config) == VLLM:
         request.inputs.add(name=SAMPLING, datatype="BYTES", shape=[1])
         text = json.dumps({MAX_TOKENS: 1}).encode()
         request.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
-    elif api == TENSORRT_LLM:
-        at = next((i for i, tensor in enumerate(request.inputs) if tensor.name == MAX_TOKENS), None)
-        if at is not None:
-            request.raw_input_contents[at] = (1).to_bytes(len(request.raw_input_contents[at]), "little")
+    elif TENSORRT_LLM in (api_of(config), str(config.backend)):
+        for at, tensor in enumerate(request.inputs):
+            if tensor.name in LENGTHS:
+                request.raw_input_contents[at] = (1).to_bytes(len(request.raw_input_contents[at]), "little")
 
 
 def unasked_outputs(config: model_config_pb2.ModelConfig) -> frozenset[str]:
     """Outputs that are in an answer only where its request asks for them."""
-    if api_of(config) not in (VLLM, TENSORRT_LLM):
+    if api_of(config) not in (VLLM, TENSORRT_LLM) and str(config.backend) not in LLM_FILES:
         return frozenset()
-    return frozenset(tensor.name for tensor in config.output) - {ANSWER}
+    return frozenset(tensor.name for tensor in config.output) - {ANSWER, "output_ids"}
