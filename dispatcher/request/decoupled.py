@@ -35,6 +35,12 @@ TOKENS_OUT, TOKENS_IN = "num_output_tokens", "num_input_tokens"
 COUNT_MAX: Final = 1 << 20  # tokens of one answer that are taken for true
 COUNT_TYPES: Final = {"INT32": "<i4", "UINT32": "<u4", "INT64": "<i8", "UINT64": "<u8"}
 TEXT_BEFORE_MAX: Final = 300  # Triton may put the request's id before it
+_VLLM_REFUSED: Final = re.compile(
+    r"Error generating stream: .*(longer than the maximum|maximum (model|context) length|'lora_name'|is not allowed)"
+    r"|LoRA .*(is not supported|is not enabled)",
+    re.DOTALL,
+)
+"""What Triton's vLLM backend says of a request's own fault: its errors have no code."""
 _NOT_SERVED: Final = re.compile(r"unknown model|server not ready|server exiting|not at ready state", re.IGNORECASE)
 _parse = pb.ModelStreamInferResponse.FromString
 Send = Callable[[bytes], Awaitable[None]]
@@ -242,7 +248,7 @@ def error_of(answer: Any) -> StatusError | None:
 
 
 def _code_of(text: str, executed: bool) -> grpc.StatusCode:
-    if REFUSED in text[:TEXT_BEFORE_MAX]:
+    if REFUSED in text[:TEXT_BEFORE_MAX] or _VLLM_REFUSED.search(text):
         return grpc.StatusCode.INVALID_ARGUMENT
     if is_dead_stub(text):
         return grpc.StatusCode.INTERNAL

@@ -1,10 +1,12 @@
 """OpenAI's API on the REST port: its unmodified Python package and curl, before real Tritons."""
 
 import asyncio
+import hashlib
 import json
 import subprocess
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import openai
@@ -22,13 +24,13 @@ from trefoil.core.common import Basis, Revision
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.fleet import SliceState, SliceStatus
 from trefoil.core.plan import Route, RouteTarget
+from trefoil.runtime.clock import WallClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 CHAT = engine_family.FAMILY
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "which way is the sea"}]
 PROMPT = "<system>be brief\n<user>which way is the sea\n<assistant>"
-SPELLERS = 1
 SLICE = key(9)
 
 
@@ -60,8 +62,17 @@ async def _ready(engine, speller):
     await asyncio.gather(engine.ready([engine_family.hosted(1)], 60.0), speller.ready())
 
 
-@pytest.fixture
-async def world(state, tmp_path, tritons) -> AsyncIterator[World]:
+TENANT = """
+[[tenant]]
+name = "team"
+token_sha256 = "{}"
+rate_per_s = 0.01
+burst = 1
+"""
+
+
+@asynccontextmanager
+async def serving_both(state, folder, tritons, **settings) -> AsyncIterator[World]:
     engine, speller = tritons
     hosted = engine_family.hosted(1)
     status = SliceStatus(
@@ -69,11 +80,17 @@ async def world(state, tmp_path, tritons) -> AsyncIterator[World]:
         grpc_target=engine.launch.grpc_target, since_s=1.0, revision=Revision(1, 1, 0), credits=8,
     )  # fmt: skip
     target = RouteTarget(SLICE, hosted.variant, 0, 1.0, 8, False, "", 0.6, 1)
-    async with dispatching(state, tmp_path, rest_address="127.0.0.1:0", window_s=3600.0) as running:
+    async with dispatching(state, folder, rest_address="127.0.0.1:0", window_s=3600.0, **settings) as running:
         made = World(running, state, [speller])
         routes = [*special_plan([speller]).routes, Route(CHAT, "weighted", "fifo", (target,), 5000, 0, {})]
         await made.publish(node([speller.status(), status]), routes)
         await until(lambda: all(running.contracts.known(name) for name in ("speller", "scores", CHAT)))
+        yield made
+
+
+@pytest.fixture
+async def world(state, tmp_path, tritons) -> AsyncIterator[World]:
+    async with serving_both(state, tmp_path, tritons) as made:
         yield made
 
 
@@ -137,6 +154,7 @@ async def test_many_streams_at_once_are_each_its_own(client, world):
     assert world.idle
 
 
+@pytest.mark.gate
 async def test_stops_are_found_across_tokens_and_end_the_stream_on_its_slice(client, world):
     """The speller knows no stops: what it says after one must not be seen, nor waited for."""
     endless = spelt(b"one S", b"TO", b"P two", *[b" on"] * 2000, ms=20)
@@ -262,6 +280,25 @@ async def test_an_error_after_the_first_token_is_an_event_and_nothing_follows(cl
     with pytest.raises(openai.InternalServerError, match="broken"):
         await client.completions.create(model="speller", prompt=spelt(b"a", error="broken"))
     assert world.idle
+
+
+async def test_a_token_is_the_api_key_and_limits_are_those_of_the_tenant(state, tmp_path, tritons):
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(TENANT.format(hashlib.sha256(b"sesame").hexdigest()))
+    async with serving_both(state, tmp_path, tritons, tenants_file=tenants) as world:
+        asked = {"model": "speller", "prompt": "hello"}
+        async with AsyncOpenAI(base_url=base(world), api_key="wrong", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError) as caught:
+                await stranger.completions.create(**asked)
+            assert caught.value.code == "invalid_api_key"
+        async with AsyncOpenAI(base_url=base(world), api_key="sesame", max_retries=0) as client:
+            assert (await client.completions.create(**asked)).choices[0].text == "hello"
+            with pytest.raises(openai.RateLimitError) as limited:
+                await client.completions.create(**asked)
+            assert limited.value.code == "rate_limit_exceeded"
+            assert int(limited.value.response.headers["retry-after"]) > 0
+        window = world.local.accounting.close_window(WallClock().now_s(), Revision())
+        assert {cell.key.tenant for cell in window.cells if cell.answered} == {"team"}
 
 
 async def test_curl_sees_events_that_end_with_done(world):

@@ -8,8 +8,6 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-import grpc
-
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai import bodies
 from dispatcher.fronts.openai.bodies import Asked
@@ -207,8 +205,6 @@ def _refusal(error: HttpError | StatusError | TrefoilError) -> HttpReply:
         reply, text = error.reply, error.text
     else:
         known = error if isinstance(error, StatusError) else StatusError(status_of(error), str(error))
-        if known.code is not grpc.StatusCode.RESOURCE_EXHAUSTED and _CONTEXT.search(known.details):
-            known = StatusError(grpc.StatusCode.INVALID_ARGUMENT, known.details)
         reply, text = refusal(known), known.details.replace(REFUSED, "", 1)
     status = reply.status
     code, field = CODES.get(status), error.field if isinstance(error, TrefoilError) else ""
