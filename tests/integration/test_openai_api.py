@@ -49,7 +49,7 @@ def tritons(tmp_path_factory):
     hosted = engine_family.hosted(1)
     installed = engine_family.installation(folder)
     engine = TritonProcess(folder, 1, source=folder / "models", serving=hosted, triton=installed)
-    speller = SpecialTriton(folder, 0, 1, ("speller", "scores"))
+    speller = SpecialTriton(folder, 0, 1, ("speller", "scores", "echo"))
     try:
         asyncio.run(_ready(engine, speller))
         yield engine, speller
@@ -84,7 +84,7 @@ async def serving_both(state, folder, tritons, **settings) -> AsyncIterator[Worl
         made = World(running, state, [speller])
         routes = [*special_plan([speller]).routes, Route(CHAT, "weighted", "fifo", (target,), 5000, 0, {})]
         await made.publish(node([speller.status(), status]), routes)
-        await until(lambda: all(running.contracts.known(name) for name in ("speller", "scores", CHAT)))
+        await until(lambda: all(running.contracts.known(name) for name in ("speller", "scores", "echo", CHAT)))
         yield made
 
 
@@ -105,7 +105,7 @@ def base(world: World) -> str:
 
 
 async def test_models_are_the_families_that_generate_text(client):
-    assert [one.id async for one in client.models.list()] == [CHAT, "speller"]
+    assert [one.id async for one in client.models.list()] == [CHAT, "echo", "speller"]
     assert (await client.models.retrieve(CHAT)).id == CHAT
     for name in ("scores", "nobody"):
         with pytest.raises(openai.NotFoundError) as caught:
@@ -175,6 +175,19 @@ async def test_stops_are_found_across_tokens_and_end_the_stream_on_its_slice(cli
         model=CHAT, prompt="sea", max_tokens=40, stop=stop, extra_body={"ignore_eos": True}
     )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
+
+
+async def test_a_family_with_one_whole_answer_is_answered_as_well(client):
+    answer = await client.completions.create(model="echo", prompt="all at once", stop=" once", max_tokens=1)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("all at", "stop")
+    assert (
+        answer.usage.trefoil_estimated
+        == "prompt_tokens: 4 bytes a token; completion_tokens: one an answer of the engine"
+    )
+    stream = await client.completions.create(model="echo", prompt="all", stream=True)
+    assert [chunk.choices[0].text async for chunk in stream] == ["all", ""]
+    with pytest.raises(openai.BadRequestError, match=r"temperature = 0\.5: echo has no such parameter"):
+        await client.completions.create(model="echo", prompt="all", temperature=0.5)
 
 
 async def test_letters_are_whole_however_their_bytes_come(client):

@@ -12,6 +12,7 @@ parrot       TEXT bytes[1] -> PARAMETERS bytes[1]: the request's parameters as J
 kinds        one tensor [2] of every datatype -> the same ones
 speller      decoupled, asked as models of the vLLM backend: text_input bytes[1] is JSON: `pieces` in hexadecimal, one
              an answer, every `ms`; then `error`, if there is one. Another text comes back as its one piece
+echo         asked as models of the TensorRT-LLM backend: text_input bytes[1], max_tokens i32[1] -> text_output bytes[1]
 """
 
 import contextlib
@@ -76,13 +77,6 @@ CONFIGS = {
     "accumulator": _tensors("input", VALUE=I32) + _tensors("output", SUM=I32, SLICE=I32) + CONTROLS,
     "repeat": _tensors("input", COUNT=I32, DELAY_MS=I32) + _tensors("output", INDEX=I32, SLICE=I32) + DECOUPLED,
     "running": _tensors("input", VALUE=I32) + _tensors("output", SUM=I32) + CONTROLS + DECOUPLED,
-    "speller": _tensors("input", text_input="TYPE_STRING dims: [ 1 ]")
-    + 'input [ { name: "sampling_parameters" data_type: TYPE_STRING dims: [ 1 ] optional: true } ]'
-    + _tensors("output", text_output="TYPE_STRING dims: [ 1 ]")
-    + DECOUPLED
-    + """
-parameters { key: "chat_template" value { string_value: "{% for m in messages %}{{ m.content }}{% endfor %}" } }
-""",
     "scores": _tensors("input", SCORES="TYPE_FP32 dims: [ 4 ]")
     + _tensors("output", SCORES='TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt"'),
     "kinds": "".join(_tensors(side, **{k: f"TYPE_{k} dims: [ 2 ]" for k in KINDS}) for side in ("input", "output")),
@@ -175,6 +169,11 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(given["error"])))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """,
+    "echo": """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(text_output=get(r, "text_input")) for r in requests]
+""",
     "scores": """
 class TritonPythonModel:
     def execute(self, requests):
@@ -206,6 +205,18 @@ class TritonPythonModel:
         return [answer(PARAMETERS=np.full(get(r, "TEXT").shape, text, np.object_)) for r, text in zip(requests, said)]
 """,
 }
+TEXTS = {
+    "speller": _tensors("input", text_input="TYPE_STRING dims: [ 1 ]")
+    + 'input [ { name: "sampling_parameters" data_type: TYPE_STRING dims: [ 1 ] optional: true } ]'
+    + _tensors("output", text_output="TYPE_STRING dims: [ 1 ]")
+    + DECOUPLED
+    + """
+parameters { key: "chat_template" value { string_value: "{% for m in messages %}{{ m.content }}{% endfor %}" } }
+""",
+    "echo": _tensors("input", text_input="TYPE_STRING dims: [ 1 ]", max_tokens=I32)
+    + _tensors("output", text_output="TYPE_STRING dims: [ 1 ]"),
+}
+"""Asked as language models."""
 
 
 def write_models(repository: Path, version: int, names: Sequence[str], idle_s: int = IDLE_S) -> Path:
@@ -219,7 +230,7 @@ def write_models(repository: Path, version: int, names: Sequence[str], idle_s: i
             f'name: "{name}" backend: "python" max_batch_size: 8\n'
             f"version_policy {{ specific {{ versions: [ {version} ] }} }}\n"
             f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\n"
-            + (CONFIGS | MOODS)[name].replace("IDLE_US", str(idle_s * 10**6))
+            + (CONFIGS | MOODS | TEXTS)[name].replace("IDLE_US", str(idle_s * 10**6))
         )
     return repository
 

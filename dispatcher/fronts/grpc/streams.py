@@ -10,6 +10,7 @@ end it with their status. Back-pressure: no message is read while stream_request
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request.admission import Caller, StatusError, parse_request
 from dispatcher.request.contracts import Contracts
-from dispatcher.request.decoupled import answer_stream
+from dispatcher.request.decoupled import Enough, answer_stream
 from dispatcher.request.inference import Inference
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
@@ -79,10 +80,16 @@ class Streams:
         one of a decoupled family too if it is empty. `take` may raise `Enough`.
 
         Raises:
+            InvalidInput: it is larger than message_bytes_max.
             StatusError: a status for the client, also after answers; already booked and logged.
         """
+        most = self.local.settings.message_bytes_max
+        if 0 <= most < len(data):
+            raise InvalidInput(f"the tensors have {len(data)} bytes", remedy=f"send at most message_bytes_max = {most}")
         if not await self.decoupled(family):
-            await take(pb.ModelInferResponse.FromString((await self.inference.answer(data, caller)).data))
+            answer = await self.inference.answer(data, caller)
+            with suppress(Enough):  # it is all there is
+                await take(pb.ModelInferResponse.FromString(answer.data))
             return
 
         async def send(answer: bytes) -> None:
