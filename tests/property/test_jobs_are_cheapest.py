@@ -12,21 +12,20 @@ from tests.support.jobs import COST, HOUR, hour, hours_of, job
 from trefoil.core.jobs.planned import Shortage
 
 CARBONS = st.lists(st.integers(50, 600), min_size=1, max_size=12)
-WORK = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=6
-)  # tenths of an hour, deadline
+# Tenths of an hour, and the hour of the deadline.
+WORK = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=6)
 
 
 @st.composite
 def worlds(draw, zones=("here",)):
-    """Slots of zones, some with devices that can be woken, and jobs."""
+    """Slots of zones from hour 1 on, some with devices that can be woken, and jobs. At hour 0 no slot has begun."""
     carbons = draw(CARBONS)
     slots = [
-        hour(n, c + 100 * z, awake=draw(st.integers(0, 3)), asleep=draw(st.integers(0, 3)), zone=zone)
+        hour(n + 1, c + 100 * z, awake=draw(st.integers(0, 3)), asleep=draw(st.integers(0, 3)), zone=zone)
         for z, zone in enumerate(zones)
         for n, c in enumerate(carbons)
     ]
-    jobs = [job(str(n), tenths / 10, min(by, len(carbons))) for n, (tenths, by) in enumerate(draw(WORK))]
+    jobs = [job(str(n), tenths / 10, min(by, len(carbons)) + 1) for n, (tenths, by) in enumerate(draw(WORK))]
     return slots, jobs
 
 
@@ -78,7 +77,7 @@ def test_no_item_is_lost_and_no_device_is_in_two_places(world, zones):
     jobs = [
         job(one.job_id, one.items_left * COST.device_s / HOUR, one.complete_by_s / HOUR, zones=zones) for one in jobs
     ]
-    plan = plan_jobs(jobs, slots, 0.0)
+    plan = plan_jobs(jobs, slots, HOUR)
     planned = defaultdict(float)
     for one in plan.portions:
         planned[one.job_id] += one.items
@@ -96,7 +95,7 @@ def test_no_item_is_lost_and_no_device_is_in_two_places(world, zones):
 @given(worlds())
 def test_as_much_as_can_be_is_in_time(world):
     slots, jobs = world
-    plan = plan_jobs(jobs, slots, 0.0)
+    plan = plan_jobs(jobs, slots, HOUR)
     late = sum(one.items_late + one.items_unplaced for one in plan.prospects)
     assert late >= most_in_time_late(slots, jobs) - 1.0
     assert (late == 0) == (most_in_time_late(slots, jobs) <= 0)
@@ -111,10 +110,10 @@ def test_a_plan_that_was_followed_for_an_hour_stays(world):
     first = plan_jobs(jobs, slots, 0.0)
     done = defaultdict(float)
     for one in first.portions:
-        if one.starts_at_s == 0.0:
+        if one.starts_at_s == HOUR:
             done[one.job_id] += one.items
     left = [job(o.job_id, (o.items_left - math.floor(done[o.job_id])) * COST.device_s / HOUR, o.complete_by_s / HOUR)
             for o in jobs]  # fmt: skip
     second = plan_jobs(left, slots[1:], HOUR)
-    rest_g = sum(one.grams for one in first.portions if one.starts_at_s > 0.0)
+    rest_g = sum(one.grams for one in first.portions if one.starts_at_s > HOUR)
     assert second.grams == pytest.approx(rest_g, rel=0.007, abs=0.1)

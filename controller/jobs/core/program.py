@@ -1,10 +1,11 @@
 """Program of jobs: how many items of each lot run in which slot, on which pool, for the fewest grams.
 
 Source: ours. Data: jobs, slots, the time now. Result: device hours by lot, slot and pool; docs/jobs.md has formulas.
-Formulation: a linear program. Jobs that differ in nothing but their deadline are one lot, and of each lot's work at
-least what is due by a deadline is done by then (earliest deadline first makes jobs of it). A pool has the device
-seconds of its slot. Awake devices add active joules only; devices woken for jobs also idle and wake-up joules. Where
-not all can be in time, overdue device hours are the fewest first, by priority, and grams the fewest after that.
+Formulation: a linear program, but for the devices woken now, which are whole. Jobs that differ in nothing but their
+deadline are one lot, and of each lot's work at least what is due by a deadline is done by then (earliest deadline first
+divides it among jobs), and nothing before it has arrived. A pool has the device seconds of its slot. Awake devices add
+active joules only; devices woken for jobs also idle and wake-up joules. Where not all can be in time, overdue device
+hours are the fewest first, by priority, and grams the fewest after that.
 """
 
 import math
@@ -18,6 +19,8 @@ from trefoil.core.jobs.planned import DevicePool, ItemCost, PendingJob, Shortage
 from trefoil.core.units import HOUR_S, grams
 
 WAITING: Final = 5e-4  # grams saved for an hour's wait that are worth it, as a share: of equal hours the first is taken
+WHOLE: Final = 1e-6  # of a device: what the solver may lack of a whole one
+LIMITS: Final = Limits(nodes=500, gap=1e-6)
 SLACK: Final = 1e-7  # by which lateness may exceed its minimum while grams are minimised, as a share
 
 
@@ -33,6 +36,10 @@ class Lot:
     def due_h(self, at_s: float = math.inf) -> float:
         """Device hours due by a time."""
         return sum(job.items_left for job in self.jobs if job.complete_by_s <= at_s) * self.device_s / HOUR_S
+
+    def here_h(self, at_s: float) -> float:
+        """Device hours that have arrived by a time."""
+        return sum(job.items_left for job in self.jobs if job.arrives_at_s <= at_s) * self.device_s / HOUR_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ def _options(job: PendingJob, slot: Slot) -> Iterable[Option]:
 
 
 class JobsProgram:
-    """Linear program of some lots; `solve` gives the division of fewest grams."""
+    """Linear program of some lots."""
 
     def __init__(self, lots: tuple[Lot, ...], now_s: float) -> None:
         self.lots, self._now_s = lots, now_s
@@ -120,9 +127,8 @@ class JobsProgram:
             self._add_runs(number, lot)
         self._add_pools()
 
-    def solve(self) -> Division:
-        """Division of fewest grams with everything in time; else with the fewest overdue device hours, and of those
-        the one of fewest grams.
+    def in_time(self) -> Division | None:
+        """Division of fewest grams with everything in time; None: there is none.
 
         Raises:
             CpuLimitHit, NothingFound: see `Program.solve`.
@@ -131,11 +137,24 @@ class JobsProgram:
         for lot, runs in zip(self.lots, self._runs, strict=True):
             for at_s in sorted({job.complete_by_s for job in lot.jobs if job.complete_by_s <= self._until_s}):
                 self._program.row(_done(lot, runs, at_s), low=lot.due_h(at_s))
+            for at_s in sorted({option.slot.carbon.starts_at_s for option in lot.options}):
+                here_h = lot.here_h(max(at_s, self._now_s))
+                if here_h < lot.due_h():  # nothing runs before it is here
+                    pairs = zip(runs, lot.options, strict=True)
+                    self._program.row(
+                        [(run, 1.0) for run, o in pairs if o.slot.carbon.starts_at_s <= at_s], high=here_h
+                    )
         self._add_ends({})
-        found = self._program.solve(Limits())
-        if found is not None:
-            return self._division(found)
+        found = self._program.solve(LIMITS)
         self._cut(rows)
+        return None if found is None else self._division(found)
+
+    def least_late(self) -> Division:
+        """Division of the fewest overdue device hours, and of those the one of fewest grams.
+
+        Raises:
+            CpuLimitHit, NothingFound: see `Program.solve`.
+        """
         return self._division(self._least_late())
 
     def _add_runs(self, number: int, lot: Lot) -> None:
@@ -173,7 +192,8 @@ class JobsProgram:
                 continue
             length_h = (carbon.ends_at_s - carbon.starts_at_s) / HOUR_S
             idle_g = grams(pool.idle_w * length_h * HOUR_S, carbon.p50_g_per_kwh, option.slot.pue)
-            awake = self._program.variable(idle_g * self._patience(option), 0.0, free_h / length_h)
+            most = math.floor(free_h / length_h + WHOLE) if begun else free_h / length_h
+            awake = self._program.variable(idle_g * self._patience(option), 0.0, most, integer=begun)
             wakes = self._program.variable(grams(pool.wake_j, carbon.p50_g_per_kwh, option.slot.pue), 0.0, math.inf)
             self._program.row([*terms, (awake, -length_h)], high=0.0)
             last = before.get(place[:2])
@@ -216,11 +236,11 @@ class JobsProgram:
             program.cost = [0.0] * len(program.cost)
             for variable, hours in overdue[priority]:
                 program.cost[variable] = hours
-            found = program.solve(Limits())
+            found = program.solve(LIMITS)
             assert found is not None, "with everything unplaced there is a point"
             program.row(overdue[priority], high=found.objective * (1 + SLACK) + SLACK)
         program.cost = cost + [0.0] * (len(program.cost) - len(cost))
-        found = program.solve(Limits())
+        found = program.solve(LIMITS)
         assert found is not None, "the point of the last step is one"
         return found
 

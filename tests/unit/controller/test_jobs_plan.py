@@ -25,16 +25,13 @@ def test_items_run_in_the_cleanest_hours_before_the_deadline():
 def test_idle_devices_come_before_devices_that_must_be_woken():
     """A woken device takes 10 J + 0.1 s x 30 W = 13 J an item: 280 g/kWh there cost more than 350 on one awake."""
     slots = [hour(0, 280, awake=0.5, asleep=2), hour(1, 350, awake=1.0)]
-    assert hours_of(plan_jobs([job(hours=1, by=2)], slots, 0.0)) == {
-        ("here", 0, "awake"): 0.5,
-        ("here", 1, "awake"): 0.5,
-    }
-    cleaner = [hour(0, 260, awake=0.5, asleep=2), slots[1]]
-    plan = plan_jobs([job(hours=1, by=2)], cleaner, 0.0)
-    assert hours_of(plan) == {("here", 0, "awake"): 0.5, ("here", 0, "asleep"): 0.5}
+    plan = plan_jobs([job(hours=1.5, by=2)], slots, 0.0)
+    assert hours_of(plan) == {("here", 0, "awake"): 0.5, ("here", 1, "awake"): 1.0}
+    assert not plan.woken
+    plan = plan_jobs([job(hours=1.5, by=2)], [hour(0, 260, awake=0.5, asleep=2), slots[1]], 0.0)
+    assert hours_of(plan) == {("here", 0, "awake"): 0.5, ("here", 0, "asleep"): 1.0}
     assert plan.woken == {("here", "asleep"): 1}
-    joules = 18_000 * 10 + 18_000 * 13
-    assert plan.grams == pytest.approx(joules / 3.6e6 * 260)
+    assert plan.grams == pytest.approx((18_000 * 10 + 36_000 * 13) / 3.6e6 * 260)
 
 
 def test_one_device_for_two_hours_is_woken_rather_than_two_for_one():
@@ -42,6 +39,32 @@ def test_one_device_for_two_hours_is_woken_rather_than_two_for_one():
         slots = [hour(n, c, awake=0, asleep=2, wake_j=wake_j, woken=woken) for n, c in enumerate((200, 205))]
         plan = plan_jobs([job(hours=2, by=2)], slots, 0.0)
         assert {at: hours for (_, at, _), hours in hours_of(plan).items()} == expected
+
+
+def test_devices_are_woken_whole_in_the_slot_that_has_begun():
+    """0.2 hours do not pay for a whole device's 30 W where the next hour is 5 % dearer; 0.9 hours do."""
+    slots = [hour(0, 200, awake=0, asleep=1), hour(1, 210, awake=0, asleep=1)]
+    assert hours_of(plan_jobs([job(hours=0.2, by=2)], slots, 0.0)) == {("here", 1, "asleep"): 0.2}
+    plan = plan_jobs([job(hours=0.9, by=2)], slots, 0.0)
+    assert hours_of(plan) == {("here", 0, "asleep"): 0.9}
+    assert plan.woken == {("here", "asleep"): 1}
+
+
+def test_jobs_that_are_expected_hold_their_place():
+    """The clean hour 1 is expected to be wanted by a job that has no other hour: the first job leaves it."""
+    slots = [hour(0, 210), hour(1, 100), hour(2, 200)]
+    alone = plan_jobs([job(by=3)], slots, 0.0)
+    assert hours_of(alone) == {("here", 1, "awake"): 1.0}
+    plan = plan_jobs([job(by=3), job("b", by=2, arrives_at_s=HOUR)], slots, 0.0)
+    assert hours_of(plan) == {("here", 2, "awake"): 1.0}
+    assert [one.job_id for one in plan.prospects] == ["a"]
+
+
+def test_what_is_expected_makes_no_job_late():
+    slots = [hour(0, 200), hour(1, 100)]
+    plan = plan_jobs([job(hours=2, by=2), job("b", hours=5, by=2, arrives_at_s=HOUR)], slots, 0.0)
+    assert prospect(plan).short_of == Shortage.NONE
+    assert hours_of(plan) == {("here", 0, "awake"): 1.0, ("here", 1, "awake"): 1.0}
 
 
 def test_of_equal_hours_the_first_is_taken():

@@ -28,7 +28,10 @@ class Shortage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """Job that is not finished: items of one family, all of which can run now.
+    """Job that is not finished: items of one family, all of which can run from `arrives_at_s` on.
+
+    A job that is only expected arrives later than now: it holds its place in the plan, so that those that are here do
+    not count on hours that others will need, and has no portions or prospect there.
 
     `zones`: where it may run, its home first; empty: wherever a slot is. `transfer_j`: joules that move one item from
     home to another zone, and its result back. `grams_left`: of the most grams that it may cause.
@@ -44,6 +47,7 @@ class PendingJob:
     zones: tuple[str, ...] = ()
     transfer_j: float = 0.0
     grams_left: float = math.inf
+    arrives_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
