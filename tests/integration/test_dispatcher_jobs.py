@@ -1,7 +1,9 @@
 """Jobs through a real dispatcher and a real Redis, before slices that do as they are told."""
 
 import asyncio
+import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
+from typer.testing import CliRunner
 
 from dispatcher.jobs import job_run
 from dispatcher.jobs.core.job import JobState
@@ -18,11 +21,13 @@ from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
 from tests.support.fake_triton import BACKEND, FakeTriton
 from tests.support.job_serving import Jobs, digit, item, jobs_of, messages
 from tests.unit.dispatcher.worlds import key
+from trefoil.cli.main import app
 from trefoil.core.common import Basis
 from trefoil.core.demand import JOB_CLASS
 from trefoil.core.energy import ReceiptRate
 
 pytestmark = pytest.mark.integration
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d ")
 DONE, CANCELLED = jobs_pb2.JOB_STATE_DONE, jobs_pb2.JOB_STATE_CANCELLED
 
 
@@ -341,3 +346,41 @@ async def test_the_highest_priority_goes_first(system, jobs):
     first, soon = await asyncio.gather(jobs.ended("first"), jobs.ended("soon"))
     assert first.ended_at.ToMicroseconds() < soon.ended_at.ToMicroseconds()
     assert JobState(first.state) == JobState.DONE
+
+
+async def trefoil(jobs: Jobs, *words: str, code: int = 0) -> str:
+    """Output of a command of `trefoil jobs`."""
+    typed = ["jobs", *words, "--dispatcher", jobs.address]
+    done = await asyncio.to_thread(CliRunner().invoke, app, typed)
+    assert done.exit_code == code, (done.output, done.exception)
+    own = (line for line in done.output.splitlines() if not LOGGED.match(line))  # not the dispatcher's, in this process
+    return "\n".join(own)
+
+
+async def test_by_commands(system, jobs, tmp_path):
+    images = np.zeros((30, 8, 8), np.uint8)
+    images[:, 0, 0] = np.arange(30) % 10
+    file = tmp_path / "items.npz"
+    np.savez(file, IMAGE=images)
+    told = await trefoil(jobs, "submit", "digits", str(file), "--complete-by", "6h", "--id", "a", "--watch", "--json")
+    assert {key: json.loads(told)[key] for key in ("id", "state", "answered", "failed")} == {
+        "id": "a", "state": "done", "answered": 30, "failed": 0,
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (await trefoil(jobs, "results", "a")).splitlines()]
+    assert [np.argmax(line["outputs"]["PROBABILITIES"]) for line in lines] == [n % 10 for n in range(30)]
+    await trefoil(jobs, "results", "a", "--first", "29", "--out", str(tmp_path / "out" / "r.jsonl"))
+    assert json.loads((tmp_path / "out" / "r.jsonl").read_text())["item"] == 29
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    shown = await trefoil(jobs, "submit", "digits", str(file), "--complete-by", "90min", "--id", "b")
+    assert "0/30" in shown
+    await trefoil(jobs, "cancel", "b", "--why", "no more of it")
+    await until(lambda: "b" in jobs.owner.runs and jobs.owner.runs["b"].closing)
+    for slice_ in system.slices:
+        slice_.gate.set()
+    assert "no more of it" in await trefoil(jobs, "watch", "b", code=1)
+    assert [job["id"] for job in json.loads(await trefoil(jobs, "list", "--json"))] == ["b", "a"]
+    assert json.loads(await trefoil(jobs, "show", "b", "--json"))["state"] == "cancelled"
+    assert "is no job. Remedy: " in await trefoil(jobs, "show", "ghost", code=2)
+    soon = await trefoil(jobs, "submit", "digits", str(file), "--complete-by", "soon", code=2)
+    assert "--complete-by = 'soon': not a time. Remedy: write 2026-11-20T12:00Z, or how long it may take" in soon

@@ -1,6 +1,7 @@
 """`trefoil.Client` before a real dispatcher: an answer in a line, its receipt, and our errors only."""
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import pytest
 import trefoil
 from tests.support.dispatching import dispatcher_system, until
 from tests.support.fake_triton import FakeTriton
+from tests.support.job_serving import jobs_of
 from tests.unit.dispatcher.worlds import key
+from trefoil.api.jobs import read_items
 from trefoil.core.common import Basis
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.errors import Infeasible, InvalidInput, NotFound, SettingError, Unavailable
@@ -58,3 +61,63 @@ async def test_what_goes_wrong_is_one_of_our_errors(system):
         await refused(Unavailable, "127.0.0.1:1", "digits", IMAGES)
     with pytest.raises(SettingError, match="address = 'localhost': is no address"):
         trefoil.Client("localhost")
+
+
+async def test_a_job_from_arrays_files_and_what_cannot_be_read(system, state, tmp_path):
+    async with jobs_of(system.running, state) as jobs:
+        with trefoil.Client(system.address, admin=jobs.address) as client:
+            images = np.zeros((20, 8, 8), np.float32)
+            images[:, 0, 0] = np.arange(20) % 10
+            with pytest.raises(InvalidInput, match=r"inputs.IMAGE = 'float32': cannot be cast to UINT8"):
+                await asyncio.to_thread(client.submit, "digits", images, complete_in_s=60)
+            np.savez(tmp_path / "items.npz", IMAGE=images.astype(np.uint8))
+            lines = [
+                {"inputs": [{"name": "IMAGE", "shape": [1, 8, 8], "datatype": "UINT8", "data": [n] * 64}]}
+                for n in (4, 5)
+            ]
+            (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n{broken\n")
+            for name, given in (
+                ("arrays", images.astype(np.uint8)),
+                ("npz", tmp_path / "items.npz"),
+                ("jsonl", tmp_path / "items.jsonl"),
+            ):
+                await asyncio.to_thread(client.submit, "digits", given, complete_in_s=60, id=name)
+                last = await asyncio.to_thread(lambda name=name: list(client.jobs.watch(name))[-1])
+                results = await asyncio.to_thread(lambda name=name: list(client.jobs.results(name)))
+                digits = [r.answer.outputs["PROBABILITIES"].argmax() for r in results if r.answer is not None]
+                if name == "jsonl":
+                    assert (last.state, digits, last.failed) == ("done", [4, 5], 1)
+                    assert results[2].code == "INVALID_ARGUMENT"
+                    assert results[2].error.startswith("failed to parse the request JSON")
+                else:
+                    assert (last.state, last.answered, digits) == ("done", 20, [n % 10 for n in range(20)])
+            assert [job.id for job in await asyncio.to_thread(client.jobs.all)] == ["arrays", "npz", "jsonl"]
+            (tmp_path / "empty.npz").write_bytes(b"")
+            (tmp_path / "empty.jsonl").write_bytes(b"")
+            np.savez(tmp_path / "ragged.npz", a=np.zeros(3), b=np.zeros(4))
+            for given, says in (
+                (tmp_path / "none.npz", r"items = '.*none.npz': cannot be read \(No such file"),
+                (tmp_path / "empty.npz", r"items = '.*empty.npz': cannot be read \(No data left in file\)"),
+                (tmp_path / "empty.jsonl", "items = 0: has no items"),
+                (tmp_path / "ragged.npz", "items = {'a': 3, 'b': 4}: arrays differ in their first size"),
+                (
+                    tmp_path / "items.csv",
+                    r"items = '.*items.csv': is of no known kind. Remedy: give a file that ends in .npz",
+                ),
+            ):
+                with pytest.raises(InvalidInput, match=says):
+                    await asyncio.to_thread(client.submit, "digits", given, complete_in_s=60)
+            assert len(jobs.folder.ids()) == 3
+        with pytest.raises(SettingError, match="admin: jobs need an admin port"):
+            trefoil.Client(system.address).submit("digits", "items.npz", complete_in_s=60)
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path):
+    path = tmp_path / "items.jsonl"
+    path.write_text("{}\n{}\n")
+    items = read_items(path)
+    assert next(items) == b"{}"
+    with path.open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(InvalidInput, match=r"items = '.*': changed while it was read. Remedy: submit it again"):
+        list(items)

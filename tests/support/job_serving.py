@@ -39,7 +39,8 @@ class Jobs:
     async def start(self) -> None:
         self._server = rpc.make_server(self.settings, self._services)
         await self._server.start()
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._server.port}")
+        self.address = f"127.0.0.1:{self._server.port}"
+        self._channel = grpc.aio.insecure_channel(self.address)
         self.stub = jobs_pb2_grpc.JobsStub(self._channel)
         await self.own()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,11 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from trefoil import direct
+from trefoil.api.answers import Answer, answer_of
 from trefoil.core.errors import Infeasible, InvalidInput, NotFound, SettingError, TrefoilError, Unavailable
+
+if TYPE_CHECKING:
+    from trefoil.api.jobs import Jobs, JobStatus
 
 TIMEOUT_S: Final = 30.0
 ERRORS: Final[Mapping[str, type[TrefoilError]]] = {
@@ -33,31 +37,6 @@ TOKENS_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer to one request.
-
-    Attributes:
-        outputs: numpy arrays by output name; the first axis counts the request's items.
-        variant: that answered.
-        slice: where; "" without a receipt.
-        joules: estimate of its active energy (docs/dispatcher.md, Receipts); None: not known, never 0.
-        grams: the same in CO2.
-        tokens: of a generated text, as its receipt counts them.
-        basis: of both: measured, modelled, synthetic, simulated, none; "" without a receipt.
-        method: of both, in words.
-    """
-
-    outputs: Mapping[str, npt.NDArray[Any]]
-    variant: str
-    slice: str = ""
-    joules: float | None = None
-    grams: float | None = None
-    basis: str = ""
-    method: str = ""
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
     """Piece of a generated text as it comes. The last one has no text, but the `answer` with what all of it cost."""
 
@@ -71,8 +50,9 @@ class Client:
     >>> trefoil.Client("127.0.0.1:8001").infer("digits", images).variant
     """
 
-    def __init__(self, address: str, *, token: str = "", ca: Path | str | None = None) -> None:
-        """Connect at the first request. `token`: a tenant's or the cluster's; `ca`: PEM file, to speak TLS.
+    def __init__(self, address: str, *, token: str = "", ca: Path | str | None = None, admin: str = "") -> None:
+        """Connect at the first request. `token`: a tenant's or the cluster's; `ca`: PEM file, to speak TLS; `admin`:
+        "host:port" of the dispatcher's admin port, for jobs.
 
         Raises:
             SettingError: no "host:port".
@@ -91,6 +71,8 @@ class Client:
             channel_args=direct.TRITON_CLIENT,
         )
         self._inputs: dict[str, tuple[tuple[str, str], ...]] = {}
+        self._admin, self._token, self._ca = admin, token, ca
+        self._jobs: Jobs | None = None
 
     def infer(
         self,
@@ -139,7 +121,7 @@ class Client:
             )
         except InferenceServerException as error:
             raise self._explained(error, family) from error
-        return _answer(result)
+        return answer_of(result)
 
     def generate(
         self,
@@ -188,7 +170,7 @@ class Client:
                 for raw in response.raw_output_contents:
                     yield Piece(text.decode(raw[BYTES_HEAD:]))
                 if response.parameters["triton_final_response"].bool_param:
-                    yield Piece(text.decode(b"", final=True), _answer(result))
+                    yield Piece(text.decode(b"", final=True), answer_of(result))
                     return
         except queue.Empty:
             raise Unavailable(f"{self.address} has sent nothing for {timeout_s:g} s") from None
@@ -197,9 +179,54 @@ class Client:
         finally:
             self._client.stop_stream(cancel_requests=True)
 
+    @property
+    def jobs(self) -> "Jobs":
+        """Jobs of the dispatcher, by its admin port.
+
+        Raises:
+            SettingError: no admin port was named, or the authority's file cannot be read.
+        """
+        if self._jobs is None:
+            from trefoil.api.jobs import Jobs  # brings what answers need not
+
+            if not self._admin:
+                remedy = 'name the dispatcher\'s: Client(address, admin="127.0.0.1:8104")'
+                raise SettingError("jobs need an admin port", field="admin", remedy=remedy)
+            self._jobs = Jobs.connect(self._admin, token=self._token, ca=self._ca)
+        return self._jobs
+
+    def submit(
+        self,
+        family: str,
+        items: "Path | str | npt.ArrayLike | Mapping[str, npt.ArrayLike]",
+        *,
+        complete_in_s: float,
+        **job: Any,
+    ) -> "JobStatus":
+        """Submit a job: its items run when slices are idle, until a deadline.
+
+        Args:
+            family: name of the family.
+            items: a .npz or .jsonl file, or arrays as `infer` takes them; each first index is an item.
+            complete_in_s: time from now until they should be done [s].
+            job: other fields of `Jobs.submit`: id, tenant, priority, min_accuracy, zones, grams_max.
+
+        Raises:
+            As `Jobs.submit`; SettingError: no admin port was named.
+        """
+        from trefoil.runtime.clock import WallClock
+
+        by_s = WallClock().now_s() + complete_in_s
+        if isinstance(items, Path | str):
+            return self.jobs.submit(family, items, complete_by_s=by_s, **job)
+        arrays = {name: _cast(name, datatype, each) for name, datatype, each in self._matched(family, items)}
+        return self.jobs.submit(family, arrays, complete_by_s=by_s, **job)
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._client.close()
+        if self._jobs is not None:
+            self._jobs.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -210,6 +237,12 @@ class Client:
         self.close()
 
     def _tensors(self, family: str, inputs: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> list[Any]:
+        return [_tensor(name, datatype, values) for name, datatype, values in self._matched(family, inputs)]
+
+    def _matched(
+        self, family: str, inputs: npt.ArrayLike | Mapping[str, npt.ArrayLike]
+    ) -> list[tuple[str, str, npt.ArrayLike]]:
+        """Name, datatype and values of each input."""
         if family not in self._inputs:  # the same for every variant, for good
             told = self._client.get_model_metadata(family, headers=self._headers, client_timeout=TIMEOUT_S)
             self._inputs[family] = tuple((one.name, one.datatype) for one in told.inputs)
@@ -219,7 +252,7 @@ class Client:
             raise InvalidInput(
                 f"{family} takes other inputs", field="inputs", value=sorted(given), remedy=f"give {sorted(known)}"
             )
-        return [_tensor(name, known[name], values) for name, values in given.items()]
+        return [(name, known[name], values) for name, values in given.items()]
 
     def _explained(self, error: Any, family: str) -> TrefoilError:
         status, said = str(error.status()).rpartition(".")[2], str(error.message())
@@ -230,24 +263,7 @@ class Client:
         return kind(f"{self.address} answers {status}: {said}", remedy=remedy)
 
 
-def _answer(result: Any) -> Answer:
-    """Outputs of a response, and what its parameters tell."""
-    response = result.get_response()
-    told = {name: getattr(v, v.WhichOneof("parameter_choice")) for name, v in response.parameters.items()}
-    carbon_mg = told.get("trefoil_carbon_mg_estimate")
-    return Answer(
-        outputs={output.name: result.as_numpy(output.name) for output in response.outputs},
-        variant=told.get("trefoil_variant", ""),
-        slice=told.get("trefoil_slice", ""),
-        joules=told.get("trefoil_energy_j_estimate"),
-        grams=None if carbon_mg is None else carbon_mg / 1e3,
-        basis=told.get("trefoil_receipt_basis", ""),
-        method=told.get("trefoil_receipt_method", ""),
-        tokens=told.get("trefoil_tokens_out", 0),
-    )
-
-
-def _tensor(name: str, datatype: str, values: npt.ArrayLike) -> Any:
+def _cast(name: str, datatype: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     array, wanted = np.asarray(values), triton_to_np_dtype(datatype)
     if datatype != "BYTES":
         if not np.can_cast(array.dtype, wanted, "same_kind"):
@@ -256,6 +272,11 @@ def _tensor(name: str, datatype: str, values: npt.ArrayLike) -> Any:
                 remedy=f"give an array of {np.dtype(wanted).name}",
             )  # fmt: skip
         array = np.ascontiguousarray(array, wanted)
+    return array
+
+
+def _tensor(name: str, datatype: str, values: npt.ArrayLike) -> Any:
+    array = _cast(name, datatype, values)
     made = triton.InferInput(name, list(array.shape), datatype)
     made.set_data_from_numpy(array)
     return made

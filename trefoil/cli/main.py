@@ -74,6 +74,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "carbon": ("carbon.commands:app", "Grid carbon intensity and its forecasts."),
     "forecast": ("forecasting:app", "Forecasts of load."),
     "lengths": ("lengths:app", "Lengths of generated answers, predicted."),
+    "jobs": ("jobs:app", "Work that can wait: items with a deadline, run on idle slices."),
     "setup": ("setup:app", "Install what a system needs apart from this package."),
     "deploy": ("deploy.commands:app", "Deployments by Docker Compose (docs/howto/compose.md)."),
 }

@@ -225,6 +225,17 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
+def check_clear_text(target: str, token: str | None, tls: Tls | None, *, insecure: bool = False) -> None:
+    """Check that a token does not leave this machine in clear text; errors.SettingError where it would."""
+    if token and tls is None and not insecure and not is_loopback(target):
+        raise errors.SettingError(
+            "a token would leave this machine in clear text",
+            field="target",
+            value=target,
+            remedy="set up TLS on both sides (tls_ca), or give --insecure (a command: TREFOIL_INSECURE=1)",
+        )
+
+
 def channel(
     target: str, *, tls: Tls | None = None, name: str = "", token: str | None = None, insecure: bool = False
 ) -> grpc.aio.Channel:
@@ -234,13 +245,7 @@ def channel(
     Raises:
         errors.SettingError: the token would leave this machine in clear text.
     """
-    if token and tls is None and not insecure and not is_loopback(target):
-        raise errors.SettingError(
-            "a token would leave this machine in clear text",
-            field="target",
-            value=target,
-            remedy="set up TLS on both sides (tls_ca), or give --insecure (a command: TREFOIL_INSECURE=1)",
-        )
+    check_clear_text(target, token, tls, insecure=insecure)
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),

@@ -82,6 +82,17 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "node0/gpu0 --max 0",
         "node0/gpu0 --limit 7",
     ),
+    "jobs cancel": ("ghost",),
+    "jobs submit": (
+        "ghost {digits}/heldout.npz --complete-by 6h",
+        "digits {digits}/heldout.npz --complete-by 2020-01-01T00:00Z",
+        "digits {digits}/heldout.npz --complete-by soon",
+        "digits {digits}/heldout.npz --complete-by 6h --zone ghost",
+        "digits {digits}/heldout.npz --complete-by 6h --tenant ghost",
+        "digits {digits}/heldout.npz --complete-by 6h --min-accuracy 1.0",
+        "digits {tmp}/nowhere.npz --complete-by 6h",
+        "digits {digits}/family.toml --complete-by 6h",
+    ),
     "node unlock": ("node0/gpu9",),
     "node adopt": ("node0-gpu9-1g.5gb-0",),  # there is no such Triton or instance
     "node reset": ("node0-gpu9-1g.5gb-0", "node0-gpu9-1g.5gb-0 --force"),
@@ -111,6 +122,7 @@ READING = {
     *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
     *("reproduce muserve", "reproduce muserve-scheduler"),
     *("family list", "family check", "setup triton", "report", "deploy env"),
+    *("jobs list", "jobs show", "jobs watch", "jobs results"),
 }
 
 

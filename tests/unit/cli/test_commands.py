@@ -64,6 +64,7 @@ COMMANDS = [
     ["objective", "fleet"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
     ["lengths", "train"],
+    ["jobs", "submit"], ["jobs", "list"], ["jobs", "show"], ["jobs", "watch"], ["jobs", "cancel"], ["jobs", "results"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)

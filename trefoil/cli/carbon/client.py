@@ -144,8 +144,9 @@ def _find_zone(read: Sequence[Any], name: str) -> Any:
     return found[0]
 
 
-def parse_moment(text: str, option: str, now_s: float) -> float:
-    """UTC seconds of an ISO 8601 time (UTC unless it says otherwise), or of so long ago: `90min`, `24h`, `7d`.
+def parse_moment(text: str, option: str, now_s: float, *, ahead: bool = False) -> float:
+    """UTC seconds of an ISO 8601 time (UTC unless it says otherwise), or of so long ago: `90min`, `24h`, `7d`. `ahead`:
+    so long from now.
 
     Raises:
         SettingError: neither.
@@ -153,12 +154,12 @@ def parse_moment(text: str, option: str, now_s: float) -> float:
     if not text:
         return 0.0
     if span := SPAN.fullmatch(text):
-        return now_s - float(span[1]) * UNIT_S[span[2]]
+        return now_s + (1 if ahead else -1) * float(span[1]) * UNIT_S[span[2]]
     try:
         at = datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
-        remedy = "write 2026-11-20T12:00Z, or how long ago: 90min, 24h, 7d"
+        remedy = f"write 2026-11-20T12:00Z, or how long {'it may take' if ahead else 'ago'}: 90min, 24h, 7d"
         raise SettingError("not a time", field=option, value=text, remedy=remedy) from error
 
 

@@ -11,7 +11,7 @@ from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, pri
 from trefoil.cli.system_client import connect_system
 
 if TYPE_CHECKING:
-    from trefoil.api.client import Answer
+    from trefoil.api.answers import Answer
 
 
 def generate(

@@ -1,0 +1,277 @@
+"""Jobs of a running system from Python: items from a file or from arrays, how they stand, and what came of them."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as triton
+from google.protobuf.timestamp_pb2 import Timestamp
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
+from trefoil import direct
+from trefoil.api.answers import Answer, answer_of
+from trefoil.core.errors import InvalidInput, Unavailable, system_error
+from trefoil.runtime import rpc
+from trefoil.runtime.security.tls import Tls
+
+CHUNK_BYTES: Final = 256 * 1024
+TIMEOUT_S: Final = 30.0
+SUFFIXES: Final = (".npz", ".jsonl")
+ENDED: Final = ("done", "cancelled")
+OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+Items = Path | str | Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job stands. Times are UTC seconds, 0.0 = not yet or not known; `state`: waiting, running, done, cancelled.
+
+    `joules` and `grams` are sums of receipts; `why`: why it waits, is late, or ended before its last item.
+    """
+
+    id: str
+    family: str
+    state: str
+    items: int
+    answered: int
+    failed: int
+    complete_by_s: float
+    late: bool
+    why: str
+    joules: float
+    grams: float
+    tenant: str
+    priority: int
+    submitted_at_s: float
+    expected_at_s: float
+    ended_at_s: float
+    owner: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """Result of one item, counted from 0: an answer, or the status and text of its error."""
+
+    item: int
+    answer: Answer | None
+    code: str = ""
+    error: str = ""
+
+
+class Jobs:
+    """Client of the jobs of a dispatcher, by a channel to its admin port. For one thread at a time."""
+
+    def __init__(self, channel: grpc.Channel, token: str = "") -> None:
+        self._channel, self._stub = channel, jobs_pb2_grpc.JobsStub(channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        token: str = "",
+        ca: Path | str | None = None,
+        tls: Tls | None = None,
+        insecure: bool = False,
+    ) -> Self:
+        """Client of the admin port at "host:port". `ca`: PEM file, to speak TLS; `tls`: instead, with a certificate;
+        `insecure`: the token may leave this machine in clear text.
+
+        Raises:
+            SettingError: no address, a file that cannot be used, or a token that would leave in clear text.
+        """
+        tls = tls or (None if ca is None else Tls(None, None, Path(ca), serves=False))
+        rpc.check_clear_text(address, token, tls, insecure=insecure)
+        credentials = None if tls is None else tls.channel_credentials()
+        return cls(direct.blocking_channel(address, credentials, OPTIONS), token)
+
+    def submit(
+        self,
+        family: str,
+        items: Items,
+        *,
+        complete_by_s: float,
+        id: str = "",
+        tenant: str = "",
+        priority: int = 0,
+        min_accuracy: float = 0.0,
+        zones: tuple[str, ...] = (),
+        grams_max: float = 0.0,
+    ) -> JobStatus:
+        """Submit a job; it is kept when this returns. `complete_by_s`: UTC seconds; `items`: see `read_items`.
+
+        Raises:
+            InvalidInput: a field, or a file that cannot be read or changes meanwhile; nothing is kept.
+            NotFound: the family, tenant or none of the zones is known.
+            Unavailable: no dispatcher answers, or its disk is full; nothing is kept.
+        """
+        by = Timestamp()
+        by.FromMicroseconds(round(complete_by_s * 1e6))
+        if priority < 0:
+            raise InvalidInput("is negative", field="priority", value=priority, remedy="0 or more; the highest first")
+        job = jobs_pb2.Job(
+            id=id, family=family, complete_by=by, tenant=tenant, priority=priority, min_accuracy=min_accuracy,
+            zones=zones, grams_max=grams_max,
+        )  # fmt: skip
+        failure: list[Exception] = []
+        try:
+            call = self._stub.Submit(_messages(job, read_items(items), failure), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise failure[0] if failure else _explained(error) from error
+        return _status(call.status)
+
+    def get(self, name: str) -> JobStatus:
+        """How a job stands. Raises NotFound, Unavailable."""
+        return _status(self._ask("Get", jobs_pb2.GetRequest(id=name)).status)
+
+    def all(self, tenant: str = "") -> list[JobStatus]:
+        """All jobs, or those of a tenant, the next deadline first. Raises Unavailable."""
+        return [_status(one) for one in self._ask("List", jobs_pb2.ListRequest(tenant=tenant)).jobs]
+
+    def cancel(self, name: str, why: str = "") -> JobStatus:
+        """End a job; what was answered stays. Raises NotFound, Unavailable."""
+        return _status(self._ask("Cancel", jobs_pb2.CancelRequest(id=name, why=why)).status)
+
+    def watch(self, name: str) -> Iterator[JobStatus]:
+        """How a job stands, whenever that changes, until it has ended. Raises NotFound, Unavailable."""
+        for told in self._stream("Watch", jobs_pb2.WatchRequest(id=name)):
+            yield _status(told.status)
+
+    def results(self, name: str, first: int = 0) -> Iterator[ItemResult]:
+        """Results in the order of items, each once; of a job that goes on those there are. Raises as `watch`."""
+        for told in self._stream("GetResults", jobs_pb2.GetResultsRequest(id=name, first=first)):
+            for one in told.results:
+                answer = None
+                if not one.code:
+                    answer = answer_of(triton.InferResult(pb.ModelInferResponse.FromString(one.response)))
+                yield ItemResult(one.item, answer, one.code, one.error)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._channel.close()
+
+    def _ask(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(request, timeout=TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _explained(error) from error
+
+    def _stream(self, method: str, request: Any) -> Iterator[Any]:
+        try:
+            yield from getattr(self._stub, method)(request, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _explained(error) from error
+
+
+def read_items(source: Items) -> Iterator[bytes]:
+    """Items of a job: of a .npz or of arrays one for each first index, of a .jsonl one for each line (KServe v2 JSON).
+
+    Raises:
+        InvalidInput: the file cannot be read, is of another kind, or changes while it is read; arrays differ in length.
+    """
+    if not isinstance(source, Path | str):
+        yield from _of_arrays(source)
+        return
+    path = Path(source)
+    if path.suffix not in SUFFIXES:
+        remedy = f"give a file that ends in {' or '.join(SUFFIXES)}"
+        raise InvalidInput("is of no known kind", field="items", value=str(source), remedy=remedy)
+    try:
+        with path.open("rb") as file:
+            before = _stamp(file.fileno())
+            if path.suffix == ".jsonl":
+                yield from (line for line in map(bytes.strip, file) if line)
+                _require_unchanged(path, before)
+                return
+            with np.load(file, allow_pickle=False) as loaded:
+                arrays = {name: loaded[name] for name in loaded.files}
+            _require_unchanged(path, before)
+    except (OSError, ValueError, EOFError) as error:
+        raise system_error(InvalidInput, error, "be read", path, field="items", remedy="give a whole file") from error
+    yield from _of_arrays(arrays)
+
+
+def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
+    lengths = {name: len(values) if values.ndim else 0 for name, values in arrays.items()}
+    if not lengths:
+        raise InvalidInput("holds no arrays", field="items", remedy="give one array for each input, by its name")
+    if len(set(lengths.values())) != 1:
+        remedy = "give each array one entry for each item"
+        raise InvalidInput("arrays differ in their first size", field="items", value=lengths, remedy=remedy)
+    for name, values in arrays.items():
+        if np_to_triton_dtype(values.dtype) is None:
+            raise InvalidInput("is no tensor's type", field=f"items.{name}", value=str(values.dtype))
+    for index in range(next(iter(lengths.values()))):
+        message = pb.ModelInferRequest()
+        for name, values in arrays.items():
+            one = values[index : index + 1]
+            datatype = np_to_triton_dtype(values.dtype)
+            message.inputs.add(name=name, datatype=datatype, shape=one.shape)
+            texts = datatype == "BYTES"
+            message.raw_input_contents.append(serialize_byte_tensor(one).item() if texts else one.tobytes())
+        yield message.SerializeToString()
+
+
+def _messages(job: Any, items: Iterator[bytes], failure: list[Exception]) -> Iterator[Any]:
+    """Messages of Submit. gRPC keeps the error of such an iterator to itself: it is noted."""
+    yield jobs_pb2.SubmitRequest(job=job)
+    try:
+        chunk, size = list[bytes](), 0
+        for item in items:
+            chunk.append(item)
+            size += len(item)
+            if size >= CHUNK_BYTES:
+                yield jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=chunk))
+                chunk, size = [], 0
+        yield jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=chunk))
+    except Exception as error:
+        failure.append(error)
+        raise
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    stat = os.fstat(descriptor)
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _require_unchanged(path: Path, before: tuple[int, int]) -> None:
+    stat = path.stat()
+    if (stat.st_mtime_ns, stat.st_size) != before:
+        remedy = "submit it again when it is whole"
+        raise InvalidInput("changed while it was read", field="items", value=str(path), remedy=remedy)
+
+
+def _explained(error: Any) -> Exception:
+    found = rpc.error_of(error)
+    if isinstance(found, Unavailable) and not found.remedy and "Remedy: " not in str(found):
+        remedy = "see that the dispatcher's admin port is there: trefoil status"
+        return Unavailable(str(found), remedy=remedy)
+    return found
+
+
+def _status(told: Any) -> JobStatus:
+    job = told.job
+    return JobStatus(
+        id=job.id, family=job.family, state=jobs_pb2.JobState.Name(told.state).removeprefix("JOB_STATE_").lower(),
+        items=told.items, answered=told.answered, failed=told.failed, complete_by_s=_seconds(job.complete_by),
+        late=told.late, why=told.why, joules=told.joules, grams=told.grams, tenant=job.tenant, priority=job.priority,
+        submitted_at_s=_seconds(told.submitted_at), expected_at_s=_seconds(told.expected_at),
+        ended_at_s=_seconds(told.ended_at), owner=told.owner,
+    )  # fmt: skip
+
+
+def _seconds(time: Any) -> float:
+    return float(time.ToMicroseconds()) / 1e6
