@@ -20,11 +20,22 @@ from trefoil.core.catalog import Catalog, Variant
 from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import COMPUTE_SLICES, device_share, slice_servers, slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
-from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
+from trefoil.core.objective import NO_TOKEN_SLO, TokenSlo
+from trefoil.core.queueing import (
+    Z_95,
+    ServiceTime,
+    StreamLimits,
+    pool_rate_max,
+    service_time,
+    stream_answers,
+    streams_rate_max,
+    utilisation_max,
+)
 from trefoil.core.units import MS_PER_S
 
 TIERS: Final = (*range(1, 15), 20, 28, 40, 70, 280)  # pool sizes whose rate is computed; `Column.pieces` joins them
 BISECTIONS: Final = 30
+NO_TIME_MS: Final = 1e-3  # of what a transport as long as the limit leaves
 GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan does not follow its noise
 
 
@@ -84,7 +95,8 @@ class Column:
     its part of the batch's time. `running_w`: what a slice draws beside `energy_j` of each request, see `power_line`.
     `alone`, `alone_j`: of a request that is a batch by itself: its time, and what it takes, which is the most; a cap of
     the fleet's watts counts that.
-    `servers`: requests that one slice serves at once. `limits` (x, y) of a class that leads: x times its rate and y
+    `servers`: requests that one slice serves at once. `streams_ms_p95`: where streams run together, `batch` of them in
+    the mean at that rate, of an answer beside so many. `limits` (x, y) of a class that leads: x times its rate and y
     times its partner's add up to at most the slices that they share.
     """
 
@@ -106,6 +118,7 @@ class Column:
     limits: tuple[tuple[float, float], ...] = ()
     alone_j: float = 0.0
     servers: int = 1
+    streams_ms_p95: float = 0.0
 
     def __hash__(self) -> int:
         return hash((self.key, self.energy_j))  # enough to tell most apart: columns are in the keys of many memos
@@ -138,7 +151,7 @@ class Column:
     @property
     def unqueued_ms_p95(self) -> float:
         """p95 of a request that meets no queue; of one that joins a batch, with the batch before it."""
-        batches_ms = 2 * self.batch * self.service.mean_ms
+        batches_ms = self.streams_ms_p95 or 2 * self.batch * self.service.mean_ms
         return batches_ms or self.service.mean_ms * (1 + Z_95 * self.service.cv)
 
     def capacity_per_s(self, slices: int) -> float:
@@ -179,10 +192,13 @@ class Terms:
     items_sd: float
     gap_ms: float
     start_s: float
+    tokens: TokenSlo = NO_TOKEN_SLO
+    steps: float = 0.0
 
 
-def terms_of(task: Task, settings: PlannerSettings) -> Terms:
-    """Terms of a family's operating points by its objective and demand."""
+def terms_of(task: Task, settings: PlannerSettings, tokens_mean: float) -> Terms:
+    """Terms of a family's operating points by its objective and demand. `tokens_mean`: of its answers, 0: it streams
+    none."""
     own, objective = settings.of(task.objective), task.objective
     return Terms(
         objective.slo_ms - own.overhead_ms,
@@ -192,6 +208,8 @@ def terms_of(task: Task, settings: PlannerSettings) -> Terms:
         own.items_sd,
         own.transport_gap_ms,
         settings.start_s,
+        objective.token_slo if tokens_mean else NO_TOKEN_SLO,
+        tokens_mean + 1,  # a step for each token, and one that finds the end
     )
 
 
@@ -200,7 +218,8 @@ def columns(catalog: Catalog, task: Task, devices: Sequence[Device], settings: P
     power limits at hand, in order. A type of which one device cannot lock its clock runs at the highest, and one of
     which one takes no power limit gets none.
     """
-    own, terms = settings.of(task.objective), terms_of(task, settings)
+    own, tokens_mean = settings.of(task.objective), catalog.family(task.family).tokens_mean
+    terms = terms_of(task, settings, tokens_mean)
     clocks = isinstance(own, ExactSettings) and own.clocks != "highest"
     kinds = {d.type.name: d.type for d in devices}
     numbers = Counter((d.type.name, d.zone) for d in devices)
@@ -272,6 +291,9 @@ def operating_point(
         tiers = tuple((size, min(rate, row.throughput_per_s / terms.items)) for size, rate in tiers)
     column = _column(kind, shape, variant, row, tiers, service, terms.start_s)
     column = replace(column, key=column.key._replace(clock_mhz=clock_mhz), servers=servers)
+    if terms.tokens:
+        rows = same.rows(kind, shape.name, family_name, variant.name, clock_mhz)
+        return streaming(column, stream_answers(rows), partial(row_of, catalog, kind, column), terms)
     return (
         batching(catalog, kind, column, terms.slo_ms - terms.gap_ms, terms.items, pool) if family.batching else column
     )
@@ -328,6 +350,33 @@ def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, 
     )
 
 
+def streaming(
+    column: Column, answers: tuple[ServiceTime, ...], row: Callable[[float], ProfileRow], terms: Terms
+) -> Column:
+    """The class where streams run together, within the limits of its tokens: `StreamLaw` for each slice alone, which
+    has its share of Poisson arrivals. A row's batch is the streams that run."""
+    tokens = terms.tokens
+    limits = StreamLimits(
+        terms.slo_ms - terms.gap_ms,
+        terms.quantile,
+        replace(tokens, ttft_ms=max(NO_TIME_MS, tokens.ttft_ms - terms.gap_ms) if tokens.ttft_ms else 0.0),
+    )
+    rate, running = streams_rate_max(answers, terms.steps, limits)
+    if not rate:
+        return replace(column, tiers=())
+    most = max(1.0, running)
+    answer, (running_w, energy_j) = service_time(row(most)), power_line(row, 1.0, most, 1.0)
+    return replace(
+        column,
+        service=ServiceTime(answer.mean_ms / most, answer.cv),
+        energy_j=max(0.0, energy_j),
+        running_w=running_w,
+        tiers=((1, rate),),
+        batch=most,
+        streams_ms_p95=answer.mean_ms * (1 + Z_95 * answer.cv),
+    )
+
+
 def power_line(row: Callable[[float], ProfileRow], least: float, most: float, slower: float) -> tuple[float, float]:
     """Power of a slice where Triton joins requests, as a line in its rate: (watts at rate 0, joules of an item).
 
@@ -375,7 +424,8 @@ def class_column(
     if not fits(shape, variant):
         return None
     same, pool = CatalogKey(catalog), max(1, slices)
-    return operating_point(same, task.family, kind, shape, variant, 0, pool, terms_of(task, settings))
+    terms = terms_of(task, settings, catalog.family(task.family).tokens_mean)
+    return operating_point(same, task.family, kind, shape, variant, 0, pool, terms)
 
 
 def gap_scv(task: Task) -> float:

@@ -66,6 +66,8 @@ def shared_columns(
                 if len({c.family for c in together}) < number or not fits(shape, *variants):
                     continue
                 sides = [_side(c, by_family[c.family], settings) for c in together]
+                if any(c.streams_ms_p95 for c in together):
+                    continue  # how streams slow a neighbour is not profiled
                 if not any(c.batch for c in together):
                     found += _each(kind, sides, pool)
                 elif number == 2 and all(c.batch for c in together):

@@ -138,6 +138,15 @@ class Catalog:
         return found
 
     @cached_property
+    def rows_by_batch(self) -> Mapping[tuple[object, ...], tuple[ProfileRow, ...]]:
+        """Rows by batch, ascending, by (device type, slice type, family, variant, stage, clock [MHz], cohosted)."""
+        found = defaultdict[tuple[object, ...], list[ProfileRow]](list)
+        for row in sorted(self.rows, key=lambda row: row.batch):
+            key = (row.device_type, row.slice_type, row.family, row.variant, row.stage, row.clock_mhz, row.cohosted)
+            found[key].append(row)
+        return {key: tuple(rows) for key, rows in found.items()}
+
+    @cached_property
     def cpu_rows(self) -> CpuRows:
         """Rows of CPU slices of any size."""
         return CpuRows(self.rows)

@@ -65,6 +65,10 @@ class TokenSlo:
         """Name, limit [ms] and quantile of each; of limit 0 there is none."""
         return ("ttft", self.ttft_ms, self.ttft_quantile), ("tpot", self.tpot_ms, self.tpot_quantile)
 
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.ttft_ms or self.tpot_ms)
+
 
 NO_TOKEN_SLO: Final = TokenSlo()
 PERCENTILE: Final = 95.0

@@ -29,6 +29,7 @@ from threadpoolctl import ThreadpoolController
 
 from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import slice_servers
+from trefoil.core.objective import TokenSlo
 from trefoil.core.units import MS_PER_S
 
 Floats = npt.NDArray[np.float64]
@@ -46,6 +47,9 @@ ROUNDS_MAX: Final = 4  # of gaps that may be short together, where arrivals come
 ROUND_GAPS_MAX: Final = 64  # beyond them one round says enough
 SERIES_END: Final = 1e-9  # terms of a series are added until they are smaller; its sum is above 1
 SERIES_STEP: Final = 8
+RATE_LEAST: Final = 1e-3  # of a slice's saturation: streams that are all alone
+HALVINGS: Final = 24
+NEGLIGIBLE: Final = 1e-9
 BOTH: Final = 1.5  # exponent by which two causes of a wait add up
 _LOG_TAILS: Final = -np.linspace(0.0, 12.0, 97)  # conditional tail probabilities at which two laws are interpolated
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
@@ -315,6 +319,137 @@ _PHI_GRID: Final = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _Z_GRID
 
 def _normal_quantiles(shares: Floats) -> Floats:
     return np.interp(shares, _PHI_GRID, _Z_GRID)
+
+
+# ---------------------------------------------------------------------------------------------- continuous batching
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Limits of a family that streams tokens: latency of the whole answer with its quantile, and those of its tokens;
+    a limit of 0 is none."""
+
+    latency_ms: float
+    quantile: float
+    tokens: TokenSlo
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLoad:
+    """Load of one slice that runs streams together: shares of streams within each limit, and the mean of streams that
+    run."""
+
+    latency: float
+    ttft: float
+    tpot: float
+    running: float
+
+    def meets(self, limits: StreamLimits) -> bool:
+        """Whether enough streams are within each limit."""
+        tokens = limits.tokens
+        return (
+            self.latency >= limits.quantile
+            and (not tokens.ttft_ms or self.ttft >= tokens.ttft_quantile)
+            and (not tokens.tpot_ms or self.tpot >= tokens.tpot_quantile)
+        )
+
+
+def stream_answers(rows: Sequence[ProfileRow]) -> tuple[ServiceTime, ...]:
+    """Time of an answer while 1, 2, ... streams run, from a model's rows, by `batch`: the streams that run."""
+    times = [service_time(row) for row in rows]
+    numbers = np.arange(1, rows[-1].batch + 1)
+    means_ms = np.interp(numbers, [row.batch for row in rows], [one.mean_ms for one in times])
+    return tuple(ServiceTime(mean_ms, times[0].cv) for mean_ms in means_ms.tolist())
+
+
+@lru_cache(maxsize=4096)
+def streams_rate_max(answers: tuple[ServiceTime, ...], steps: float, limits: StreamLimits) -> tuple[float, float]:
+    """Largest rate [1/s] at which one slice keeps its streams within their limits, and the streams that run then in the
+    mean; (0, 0): not even one stream alone is within them.
+
+    Args:
+        answers: time of an answer while 1, 2, ... streams run; as many as have a place.
+        steps: steps of such an answer: one a token, and one more.
+    """
+    law = StreamLaw(answers, steps)
+    if not law.load(RATE_LEAST * law.saturation_per_s, limits).meets(limits):
+        return 0.0, 0.0
+    low, high = RATE_LEAST, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if law.load(middle * law.saturation_per_s, limits).meets(limits) else (low, middle)
+    rate = low * law.saturation_per_s
+    return rate, law.load(rate, limits).running
+
+
+class StreamLaw:
+    """Law of continuous batching: streams join and leave between two steps; a step's time grows with those that run.
+
+    Source: state-dependent processor sharing (Cohen 1979), whose number of streams depends on the mean length alone;
+    beyond the places a FIFO queue that empties at the rate of a full slice.
+    Data: time of an answer beside b - 1 others, A(b), for b = 1 .. places; Poisson arrivals. Step: A(b) / steps.
+    Formulation: b streams run: b / A(b) leave per second; P(k streams) is a product of rates. A stream sees on arrival
+    what the time average is. TTFT: the rest of the step under way and one step; who waits, waits exponentially and then
+    one step. TPOT: the step of the streams that it meets, itself included; each number of them is spread half-way to
+    the next ones, as a life meets several. Latency: the wait and an answer beside those that it met.
+    Deviations: none of the number of streams; quantiles of the three times are approximations, within 8 % of streams
+    that are played step by step (tests/unit/test_streams_law.py).
+    """
+
+    def __init__(self, answers: Sequence[ServiceTime], steps: float) -> None:
+        self._answers_s = np.array([one.mean_ms for one in answers]) / MS_PER_S
+        self._cv = answers[0].cv
+        self._steps_ms = self._answers_s * MS_PER_S / steps
+        self._leave_per_s = np.arange(1, len(answers) + 1) / self._answers_s
+
+    @property
+    def saturation_per_s(self) -> float:
+        """Rate at which all places are always taken [1/s]."""
+        return float(self._leave_per_s[-1])
+
+    def load(self, rate_per_s: float, limits: StreamLimits) -> StreamLoad:
+        """Shares of streams within limits at a rate; at saturation and above nothing is within any."""
+        if rate_per_s >= self.saturation_per_s:
+            return StreamLoad(0.0, 0.0, 0.0, float(len(self._answers_s)))
+        logs = np.concatenate(([0.0], np.cumsum(np.log(rate_per_s / self._leave_per_s))))
+        states = np.exp(logs - logs.max())
+        full = states[-1] / (1 - rate_per_s / self.saturation_per_s)  # all places taken, whoever waits
+        whole = states[:-1].sum() + full
+        joins, waits = states[:-1] / whole, float(full / whole)  # by how many run already
+        empties_per_s = self.saturation_per_s - rate_per_s
+        return StreamLoad(
+            self._latency(limits.latency_ms, joins, waits, empties_per_s),
+            self._ttft(limits.tokens.ttft_ms, joins, waits, empties_per_s),
+            self._tpot(limits.tokens.tpot_ms, joins, waits),
+            float(joins @ np.arange(len(joins)) + waits * len(joins)),
+        )
+
+    def _ttft(self, limit_ms: float, joins: Floats, waits: float, empties_per_s: float) -> float:
+        rest = limit_ms / self._steps_ms - 1  # of the step under way, in steps
+        inside = np.where(np.arange(len(joins)) > 0, np.clip(rest, 0.0, 1.0), rest >= 0)
+        left_s = max(0.0, limit_ms - self._steps_ms[-1]) / MS_PER_S
+        return float(joins @ inside + waits * (1 - math.exp(-empties_per_s * left_s)))
+
+    def _tpot(self, limit_ms: float, joins: Floats, waits: float) -> float:
+        shares = joins.copy()
+        shares[-1] += waits
+        between = (self._steps_ms[1:] + self._steps_ms[:-1]) / 2
+        edges = np.concatenate((self._steps_ms[:1], between, self._steps_ms[-1:]))
+        if limit_ms < edges[0]:
+            return 0.0
+        return float(np.interp(limit_ms, edges, np.concatenate(([0.0], np.cumsum(shares)))))
+
+    def _latency(self, limit_ms: float, joins: Floats, waits: float, empties_per_s: float) -> float:
+        scv, limit_s = self._cv * self._cv, limit_ms / MS_PER_S
+        found = sum(
+            share * _gamma_cdf(limit_s / answer_s, scv)
+            for share, answer_s in zip(joins.tolist(), self._answers_s.tolist(), strict=True)
+        )
+        if waits > NEGLIGIBLE:
+            waits_s = -np.log((1 - _NODES) / 2) / empties_per_s
+            margins = ((limit_s - waits_s) / self._answers_s[-1]).tolist()
+            found += waits * sum(w * _gamma_cdf(m, scv) for w, m in zip(_WEIGHTS.tolist(), margins, strict=True)) / 2
+        return float(found)
 
 
 # ------------------------------------------------------------------------------------------------ request by request

@@ -18,7 +18,7 @@ from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, ProfileRow, Provenance
 from trefoil.core.device_types import DEVICE_TYPES
-from trefoil.core.objective import NO_TOKEN_SLO, PERCENTILE, TokenSlo, check_token_slo, token_slo
+from trefoil.core.objective import PERCENTILE, TokenSlo, check_token_slo, token_slo
 from trefoil.core.outside.ranges import Ranged
 from trefoil.core.power import fitted_sensitivity
 from trefoil.installation import MODELS, repositories
@@ -271,7 +271,7 @@ def _read_family(path: Path, below: Path) -> Family:
             value=read.tokens_mean,
             remedy="state them" if read.generative else "remove it",
         )
-    tokens = {name: entry.token_slo for name, entry in read.classes.items() if entry.token_slo != NO_TOKEN_SLO}
+    tokens = {name: entry.token_slo for name, entry in read.classes.items() if entry.token_slo}
     if "" in tokens:
         raise errors.CatalogError(
             f'{path}: class "" has objectives of tokens, which are those of the family\'s objective',

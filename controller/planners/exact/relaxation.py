@@ -34,7 +34,7 @@ from controller.planners.exact.search import solve
 from controller.planners.fleet_power import unplanned_w
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import PlanningInput, Task
-from trefoil.core.objective import ObjectiveMode
+from trefoil.core.objective import Objective, ObjectiveMode
 
 SLACK: Final = 1e-6  # of accuracy: below what the solver's tolerance moves
 EASE: Final = 1.25  # the SLO grows by this until the fleet can serve something
@@ -103,10 +103,7 @@ def _served_late(
         best, low, high = None, 0, round(max(t.objective.slo_quantile for t in demanded) / SHARE_STEP)
         while high - low > 1:
             share = (middle := (low + high) // 2) * SHARE_STEP
-            tasks = tuple(
-                replace(t, objective=replace(t.objective, slo_quantile=min(share, t.objective.slo_quantile)))
-                for t in demanded
-            )
+            tasks = tuple(replace(t, objective=_kept_by(t.objective, share)) for t in demanded)
             found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, settings))
             late = replace(problem, columns=found, tasks=tasks)
             if solve(late, aim, any_plan) is None:
@@ -118,12 +115,35 @@ def _served_late(
     return None
 
 
+def _kept_by(objective: Objective, share: float) -> Objective:
+    """The objective that no more than a share of the requests has to keep."""
+    return replace(
+        objective,
+        slo_quantile=min(share, objective.slo_quantile),
+        ttft_quantile=min(share, objective.ttft_quantile),
+        tpot_quantile=min(share, objective.tpot_quantile),
+    )
+
+
 def _eased(inputs: PlanningInput, problem: Problem, task: Task, settings: ExactSettings) -> tuple[Task, str]:
     if any(c.family == task.family for c in problem.columns):
         return task, ""
     best = latency_best_ms(inputs.view.catalog, task, inputs.devices, settings)
     if best is None:
         return task, f"no_profile: nothing in the fleet has a profile of {task.family}"
+    tokens = task.objective.token_slo
+    if tokens:
+        eased, factor = task, 1.0
+        for _ in range(20):
+            factor *= EASE
+            ttft_ms, tpot_ms = factor * tokens.ttft_ms, factor * tokens.tpot_ms
+            eased = replace(task, objective=replace(task.objective, ttft_ms=ttft_ms, tpot_ms=tpot_ms))
+            if columns(inputs.view.catalog, eased, inputs.devices, settings):
+                asked = ", ".join(f"{name.upper()} {limit_ms:g} ms" for name, limit_ms, _ in tokens.each if limit_ms)
+                return (
+                    eased,
+                    f"slo_out_of_reach: {task.family} asks for {asked}; {factor:.2g} times that is planned for",
+                )
     slo_ms = best[0]
     for _ in range(20):
         slo_ms *= EASE

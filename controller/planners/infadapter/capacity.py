@@ -113,7 +113,7 @@ def _point(
     shape = slice_type(kind, shape_name)
     row = effective_row(catalog, kind, shape, catalog.family(task.family), variant, task.demand.items_mean)
     poisson = replace(task, demand=replace(task.demand, gap_scv=1.0))
-    terms = terms_of(poisson, settings)
+    terms = terms_of(poisson, settings, catalog.family(task.family).tokens_mean)
     column = operating_point(CatalogKey(catalog), task.family, kind, shape, variant, 0, 1, terms)
     assert row is not None, "its size is profiled"
     assert column is not None

@@ -39,7 +39,7 @@ from trefoil.core.fleet import (
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.queueing import rate_max
+from trefoil.core.queueing import ServiceTime, StreamLaw, StreamLimits, rate_max, stream_answers, streams_rate_max
 
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on
 WAY_S: Final = 20.0  # that a way through faster variants takes; measured: 10 to 20 s
@@ -54,6 +54,15 @@ def _row(catalog: Catalog, kind: DeviceType, shape: str, family: str, variant: s
     if found is None and profile_type(kind.name) == CPUS:
         found = next((row for row in catalog.cpu_rows.rows(shape, family, variant) if row.batch == 1), None)
     return found
+
+
+def _streams(models: Catalog, row: ProfileRow, objective: Objective) -> tuple[tuple[ServiceTime, ...], float] | None:
+    """Answers of a class by the streams that run, and steps of one; None: its family has no objective of tokens."""
+    tokens_mean = models.family(row.family).tokens_mean
+    if not objective.token_slo or not tokens_mean:
+        return None
+    key = (row.device_type, row.slice_type, row.family, row.variant, row.stage, row.clock_mhz, row.cohosted)
+    return stream_answers(models.rows_by_batch.get(key, (row,))), tokens_mean + 1
 
 
 def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
@@ -72,7 +81,11 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
         if family not in profiled:
             return count * _compute_slices(type_of(device), kind)
         row = _row(models, type_of(device), kind, model, variant)
-        return 0.0 if row is None or family not in objectives else SATURATION * row.throughput_per_s * count
+        if row is None or family not in objectives:
+            return 0.0
+        if streams := _streams(models, row, objectives[family]):
+            return SATURATION * StreamLaw(*streams).saturation_per_s * count
+        return SATURATION * row.throughput_per_s * count
 
     @lru_cache(maxsize=4096)
     def capacity(model: str, device: str, kind: str, variant: str, count: int) -> float:
@@ -81,6 +94,9 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
             return sustained(model, device, kind, variant, count)
         gap_scv = demand[family].gap_scv if family in demand else 1.0
         objective = objectives[family]
+        if streams := _streams(models, row, objective):
+            limits = StreamLimits(objective.slo_ms, objective.slo_quantile, objective.token_slo)
+            return count * streams_rate_max(*streams, limits)[0]
         return rate_max(row, objective.slo_ms, objective.slo_quantile, gap_scv, count)
 
     def faster(part: PlannedSlice, steps: int) -> PlannedSlice:
@@ -283,7 +299,7 @@ class _PathKey:
     def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan, inputs: RolloutInputs | None) -> None:
         self.view, self.snapshot, self.plan, self.inputs = view, snapshot, plan, inputs
         demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
-        wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
+        wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.token_slo, o.hard_min_accuracy) for o in view.objectives)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
         profiled = view.catalog.profiled_families
         before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
