@@ -211,10 +211,7 @@ def read_view(
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
             lockable = not why_missing(node.missing, "clock_lock", status.device)
             limitable = not why_missing(node.missing, "power_limit", status.device)
-            held_mhz = locked.get(status.device, 0)
-            if held_mhz < 0 and held_mhz <= -kind.power_limit_max_w:
-                held_mhz = 0  # the limit that the board has anyway
-            placed = running, frozen, zone, held_mhz, lockable, limitable
+            placed = running, frozen, zone, _held_mhz(kind, locked.get(status.device, 0)), lockable, limitable
             devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}
     streams = {f.name: _streams(view.catalog, f.name) for f in view.catalog.families if f.generative}
@@ -230,6 +227,11 @@ def read_view(
     )
     seen = replace(view, catalog=loadable_catalog(view.catalog, view.fleet))
     return PlanningInput(seen, view.catalog, tuple(devices), tuple(lost), tasks, tuple(left))
+
+
+def _held_mhz(kind: DeviceType, planned_mhz: int) -> int:
+    """Clock or power limit that holds a device back; the limit that the board has anyway does not."""
+    return 0 if planned_mhz < 0 and planned_mhz <= -kind.power_limit_max_w else planned_mhz
 
 
 def devices_by_type(fleet: FleetState) -> list[DeviceStatus]:

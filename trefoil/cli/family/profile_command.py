@@ -42,9 +42,7 @@ def profile(
     device_kind: Annotated[str, typer.Option("--device-type", help="With --triton, e.g. cpu:2.")] = "",
     slices: Annotated[str, typer.Option(help="Slice types, e.g. 1g.5gb,3g.20gb or cpu:1; default: all.")] = "",
     clocks: Annotated[str, typer.Option(help="Clocks to hold [MHz]; default: the highest.")] = "",
-    limits: Annotated[
-        str, typer.Option(help="Power limits to hold [W], in addition to clocks, where a slice is the whole board.")
-    ] = "",
+    limits: Annotated[str, typer.Option(help="Power limits to hold too [W], where a slice is the whole board.")] = "",
     variants: Annotated[str, typer.Option(help="Default: all.")] = "",
     batches: Annotated[str, typer.Option(help="Items per batch.")] = "1,2,4,8",
     rates: Annotated[str, typer.Option(help="Loads to offer, as shares of saturation; empty: none.")] = "0.3,0.6,0.9",
@@ -72,8 +70,7 @@ def profile(
 
     folder = family_folder(repository, family)
     known, _ = load_family(folder)
-    sizes, clocks_mhz = _integers("--batches", batches), _integers("--clocks", clocks)
-    held = (*clocks_mhz, *(-watts for watts in _integers("--limits", limits)))
+    sizes, held = _integers("--batches", batches), _held(clocks, limits)
     chosen, shares = tuple(selected_variants(known, _names(variants))), _numbers("--rates", rates)
     spec = ProfileSpec(known, folder, chosen, sizes, shares, window, parse_shapes(shape), instances)
     on = _named_slice(device, device_kind, _names(slices), held) if triton else None
@@ -168,6 +165,11 @@ class _Work:
             await log.close()
             if channel is not None:
                 await channel.close()
+
+
+def _held(clocks: str, limits: str) -> tuple[int, ...]:
+    """Clocks to hold [MHz], then power limits [-W]."""
+    return (*_integers("--clocks", clocks), *(-watts for watts in _integers("--limits", limits)))
 
 
 def _named_slice(device: str, kind: str, slices: list[str], clocks: tuple[int, ...]) -> "MeasuredSlice":
