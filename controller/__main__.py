@@ -1,8 +1,9 @@
 """`python -m controller --config controller.toml`: all wiring of the service, in one place."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -11,8 +12,10 @@ from controller.accounting.core.receipts import Receipts
 from controller.loop.control_loop import ControlLoop, load_by_command, load_saved_state
 from controller.loop.core.control import ControlCore
 from controller.loop.core.objectives import accept_objective
+from controller.loop.core.saved_state import SavedState
 from controller.loop.core_ports import Signals
 from controller.loop.decision_records import DecisionRecords
+from controller.loop.declared import DeclaredSettings
 from controller.loop.garbage import collect_by_the_hour, put_off_full_collections
 from controller.loop.live_ports import LiveControlPorts
 from controller.loop.planner_runner import PlannerRunner
@@ -40,7 +43,7 @@ from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import rpc, service, telemetry
 from trefoil.runtime.clock import Clock, SteadyClock, WallClock
-from trefoil.runtime.config import masked, parser_main
+from trefoil.runtime.config import masked, parser_main, settings_source
 from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -64,9 +67,10 @@ class ControlComponent:
         agents: AgentClients,
         accountant: Accountant,
         files: CatalogFiles,
+        declared: DeclaredSettings,
     ) -> None:
         self._loop, self._reader, self._leadership, self._files = loop, reader, leadership, files
-        self._agents, self._accountant = agents, accountant
+        self._agents, self._accountant, self._declared = agents, accountant, declared
 
     async def init(self) -> None:
         """Read Redis once before anything is decided."""
@@ -83,6 +87,7 @@ class ControlComponent:
                 tasks.create_task(self._leadership.maintain(), name="lease")
                 tasks.create_task(self._loop.run(), name="loop")
                 tasks.create_task(self._files.run(self._loop.clock), name="catalogue")
+                tasks.create_task(self._declared.run(), name="declared")
                 tasks.create_task(collect_by_the_hour(self._loop.clock), name="garbage")
         except ExceptionGroup as ended:  # Python 3.11.2 wraps again what is raised in an `except*`
             free, others = ended.split(RoleFree)
@@ -98,8 +103,10 @@ class ControlComponent:
         await self._agents.close()
 
 
-def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
-    """Everything that runs in this process, in the order of its start."""
+def parts(
+    settings: ControllerSettings, clock: Clock, source: str = "", read: Callable[[], ControllerSettings] | None = None
+) -> Sequence[Component]:
+    """Everything that runs in this process, in the order of its start. `read` reads the settings anew from `source`."""
     row = row_of(settings)
     files = CatalogFiles(settings.model_repository, settings.profile_overrides, load_catalog)
     catalog = files.catalog
@@ -124,10 +131,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
     )
     published = disk.load("published", Plan)
     rollouts = RolloutExecutor(settings.rollout, observation, accountant, clock, rollout_ports, published, commanded)
-    stored = {o.family: o for o in disk.load_all("objectives", Objective)}
-    marks = load_by_command(disk, settings)
-    kept = {*marks.families, *marks.stopped}
-    left = load_saved_state(disk, settings, starting_objectives(settings, stored, kept, catalog))
+    left = _left(disk, settings, catalog)
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
     budgets = observation.windows.dump_budgets
     records = DecisionRecords(settings, row, state.keys, leadership, disk, metrics, budgets)
@@ -146,18 +150,27 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
 
     files.in_use, files.adopt = loop.in_use, adopt
     stored_reads = StoredReads(settings, state, observation, clock)
-    answers = ControllerService(loop, files, planner_settings(row), disk, stored_reads)
+    declared = DeclaredSettings(source, read or (lambda: settings), loop, files, leadership)
+    answers = ControllerService(loop, files, planner_settings(row), disk, stored_reads, declared)
     servicer = LeaderAnswers(answers, lambda: leadership.leader)
     entry = (controller_pb2_grpc.add_ControllerServicer_to_server, servicer, FULL_NAME)
     server = ServerComponent(lambda: rpc.make_server(settings, [entry], metrics=metrics, tls=tls))
     return (
         StateComponent(state, clock, metrics),
         MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
-        ControlComponent(loop, reader, leadership, agents, accountant, files),
+        ControlComponent(loop, reader, leadership, agents, accountant, files, declared),
         CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
         server,
         *_page(settings, servicer, clock),
     )
+
+
+def _left(disk: DiskStore, settings: ControllerSettings, catalog: Catalog) -> SavedState:
+    """State to begin with."""
+    stored = {o.family: o for o in disk.load_all("objectives", Objective)}
+    marks = load_by_command(disk, settings)
+    kept = {*marks.families, *marks.stopped}
+    return load_saved_state(disk, settings, starting_objectives(settings, stored, kept, catalog))
 
 
 def _page(settings: ControllerSettings, servicer: LeaderAnswers, clock: Clock) -> Sequence[Component]:
@@ -219,14 +232,15 @@ async def take_over(settings: ControllerSettings) -> None:
 
 def build(argv: Sequence[str]) -> Sequence[Component]:
     """Build the service from its arguments: settings, logs, parts."""
-    settings = parser_main(ControllerSettings, "controller", argv)
+    read = partial(parser_main, ControllerSettings, "controller", argv)
+    settings = read()
     telemetry.setup_logging("controller", settings.log_level, settings.log_json)
     rpc.check_listener(settings, settings.admin_address)
     rpc.check_port(settings.admin_address)
     structlog.get_logger().info("settings", **masked(settings))
     asyncio.run(take_over(settings))
     put_off_full_collections()
-    return parts(settings, SteadyClock(WallClock()))
+    return parts(settings, SteadyClock(WallClock()), settings_source(argv), read)
 
 
 if __name__ == "__main__":

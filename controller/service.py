@@ -13,6 +13,7 @@ from controller.loop.core.decision import predicted_saving
 from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.saved_state import STOPPED, start_command
+from controller.loop.declared import DeclaredSettings
 from controller.observe.core.plannable import check_obeyed, places_refused
 from controller.observe.core.triggers import OPERATOR, Trigger
 from controller.planners.fleet_power import check_power
@@ -49,9 +50,10 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         planner: PartSettings | None,
         disk: DiskStore,
         stored: StoredReads,
+        declared: DeclaredSettings,
     ) -> None:
         self._loop, self._files, self._planner, self._disk = loop, files, planner, disk
-        self._stored = stored
+        self._stored, self._declared = stored, declared
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         """Plan in force with its rollout, mode and holds."""
@@ -75,7 +77,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             places_refused=self._places_refused(),
             files_set_aside=self._disk.set_aside(),
             set_aside=self._loop.observation.inputs.set_aside.lines(self._loop.clock.now_s()),
-            overrides=self._loop.overrides(),
+            overrides=[*self._loop.overrides(), *([self._declared.why] if self._declared.why else [])],
             catalog_refused=self._files.why,
         )
 
@@ -105,6 +107,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
     async def SetObjectives(self, request: Any, context: Any) -> Any:
         """Set objectives and the fleet's watt cap, all or none; answers what of them cannot be met."""
+        self._declared.refuse("objectives")
         if not request.objectives and not request.HasField("max_watts") and not request.reset_max_watts:
             raise errors.InvalidInput("missing", field="objectives", remedy="give one, or max_watts")
         if not all(each.HasField("objective") for each in request.objectives):
@@ -156,11 +159,13 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
     async def StopFamily(self, request: Any, context: Any) -> Any:
         """Take a family out of service; answers why the plan in force stays, if it does."""
+        self._declared.refuse("objectives")
         await self._loop.set_service(request.family, serves=False)
         return pb.StopFamilyResponse(held=self._loop.core.control.hold_reason)
 
     async def StartFamily(self, request: Any, context: Any) -> Any:
         """Bring a stopped family back into service; answers what of its objective cannot be met."""
+        self._declared.refuse("objectives")
         await self._files.refresh_for((request.family,))
         if (stored := self._loop.core.stopped.get(request.family)) is not None:
             accept_objective(stored, {}, self._files.catalog, None)  # its files may have changed meanwhile
@@ -168,6 +173,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.StartFamilyResponse(held=self._loop.core.control.hold_reason, degraded=degraded)
 
     async def _allocate(self, family: str, device: str, load: bool) -> tuple[list[Any], str]:
+        self._declared.refuse("objectives")
         policy, settings = self._loop.settings.policy, self._planner
         if not isinstance(settings, AllocationSettings):
             raise errors.InvalidInput(
@@ -228,6 +234,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
     async def SetMode(self, request: Any, context: Any) -> Any:
         """Set how far the controller may go: observe, advise or act."""
+        self._declared.refuse("mode")
         known = {int(m): m for m in ActMode if m}
         if request.mode not in known and not request.reset:
             names = errors.one_of(m.name.lower() for m in known.values())

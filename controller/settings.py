@@ -380,6 +380,8 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     carbon: CarbonSettings = CarbonSettings()
     mode: str = "act"
     """observe: meter only; advise: plan; act: roll out. `trefoil mode` wins until its `--reset`."""
+    declared: bool = False
+    """Objectives, mode and max_watts are what the settings files say, also once they change: commands are refused."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
     plan_key_file: Path | None = None

@@ -43,7 +43,9 @@ from trefoil.runtime.state import State
 
 
 def load_by_command(disk: DiskStore, settings: ControllerSettings) -> ByCommand:
-    """What stands by command on this disk; of what was lost nothing does."""
+    """What stands by command on this disk; of what was lost nothing does, nor where the settings declare it."""
+    if settings.declared:
+        return NO_RESET
     stored, control, fleet = disk.load_all("objectives", Objective), disk.load_plain("control"), disk.load_plain(FLEET)
     found = disk.load(BY_COMMAND, ByCommand) or by_command_of_old(stored, settings, bool(control), bool(fleet))
     families, stopped = (

@@ -35,6 +35,7 @@ from trefoil.core.fleet import (
 from trefoil.core.objective import Objective
 
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
+LEVERS = ("clock_lock", "power_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +210,7 @@ def read_view(
                 continue
             awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
-            lockable = not why_missing(node.missing, "clock_lock", status.device)
-            limitable = not why_missing(node.missing, "power_limit", status.device)
+            lockable, limitable = (not why_missing(node.missing, what, status.device) for what in LEVERS)
             placed = running, frozen, zone, _held_mhz(kind, locked.get(status.device, 0)), lockable, limitable
             devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}

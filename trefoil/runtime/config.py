@@ -148,19 +148,19 @@ def load(
         errors.SettingError: names field, value and remedy.
     """
     register_own_device_types()
-    merged: dict[str, Any] = _read_toml(toml_path) if toml_path is not None else {}
-    source = str(toml_path) if toml_path else cls.__name__
-    origins: dict[str, str] = {}
+    merged: dict[str, Any] = {}
     environment = os.environ if environ is None else environ
-    folder = environment.get(OVERRIDES_VARIABLE)
-    if toml_path is not None and folder and (over := Path(folder) / toml_path.name).exists():
-        merged, source = merge(merged, _read_toml(over)), f"{source}, {over}"
+    files = [] if toml_path is None else _files(toml_path, environment)
+    for path in files:
+        merged = merge(merged, _read_toml(path))
+    source = ", ".join(map(str, files)) or cls.__name__
+    origins: dict[str, str] = {}
     if env_prefix:
         for name, raw in sorted(environment.items()):
             if name.startswith(env_prefix):
-                path = name.removeprefix(env_prefix).lower().split("__")
-                _assign(cls, merged, path, _parse(raw), f"environment {name}")
-                origins[".".join(path)] = f"environment {name}"
+                keys = name.removeprefix(env_prefix).lower().split("__")
+                _assign(cls, merged, keys, _parse(raw), f"environment {name}")
+                origins[".".join(keys)] = f"environment {name}"
     return _overridden(cls, merged, overrides or {}, origins, source)
 
 
@@ -352,7 +352,7 @@ def parser_main(cls: type[SettingsT], service_name: str, argv: Sequence[str] | N
         errors.SettingError: a bad file, key or value.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {service_name}", description=(cls.__doc__ or "").split("\n")[0])
-    parser.add_argument("--config", type=Path, metavar="TOML", help="settings file")
+    _add_config(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="override one setting"
     )
@@ -365,6 +365,25 @@ def parser_main(cls: type[SettingsT], service_name: str, argv: Sequence[str] | N
     if getattr(arguments, "insecure", False):
         overrides["insecure"] = True
     return load(cls, arguments.config, f"TREFOIL_{service_name.upper().replace('.', '_')}_", overrides)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="TOML", help="settings file")
+
+
+def settings_source(argv: Sequence[str] | None = None) -> str:
+    """Name the settings file of `python -m <service_name>`, and the one that is read over it; "" without one."""
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_config(parser)
+    path: Path | None = parser.parse_known_args(argv)[0].config
+    return ", ".join(map(str, _files(path, os.environ))) if path is not None else ""
+
+
+def _files(path: Path, environment: Mapping[str, str]) -> list[Path]:
+    """A settings file, and the one of the folder TREFOIL_OVERRIDES that is read over it."""
+    folder = environment.get(OVERRIDES_VARIABLE)
+    over = [Path(folder) / path.name] if folder else []
+    return [path, *(each for each in over if each.exists())]
 
 
 def parse_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:

@@ -102,17 +102,20 @@ class Controller:
             self.process.kill()
             self.process, self.service = None, None
 
-    async def _live(self) -> None:
-        self._system.opening, self._system.starting = self.files, self
-        self.clock = self._system.clock_of("controller")
-        settings = ControllerSettings(
+    def _settings(self) -> ControllerSettings:
+        return ControllerSettings(
             state_dir=self._system.folder / "controller",
             plan_key_file=self._system.plan_key_file,
             **{**SETTINGS, **self._system.settings},
         )
+
+    async def _live(self) -> None:
+        self._system.opening, self._system.starting = self.files, self
+        self.clock = self._system.clock_of("controller")
+        settings = self._settings()
         if self._system.on_disk:
             await main.take_over(settings)
-        parts = main.parts(settings, self.clock)
+        parts = main.parts(settings, self.clock, "controller.toml", self._settings)
         wanted = [p for p in parts if not isinstance(p, service.MetricsComponent | service.ServerComponent)]
         await service.run(wanted, self.clock, asyncio.Event())
 

@@ -69,8 +69,12 @@ class Operator:
 
     def restarts(self, settings: dict[str, Any]) -> None:
         self.does(self.system.controller.kill)
-        self.does(lambda: [self._edit(name, value) for name, value in settings.items()], 0.1)
+        self.does(lambda: self.edit(settings), 0.1)
         self.does(self.system.controller.start, 4.0)
+
+    def edit(self, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            self._edit(name, value)
 
     def looks(self, name: str) -> None:
         self.asks(name, "GetPlan", pb.GetPlanRequest())
@@ -256,3 +260,31 @@ def test_a_family_that_the_settings_name_no_more_goes_out_of_service_unless_a_co
 def test_a_family_that_the_settings_do_not_name_is_shown():
     stored = {"digits": Objective("digits", slo_ms=10.0)}
     assert overrides(ControllerSettings(), stored, ControlState(), 0.0) == ["digits: in force, not in the settings"]
+
+
+def test_declared_settings_are_in_force_as_their_files_change_and_commands_are_refused(monkeypatch):
+    def work(operator: Operator) -> None:
+        operator.does(lambda: operator.edit(EDITED), 6.0)
+        operator.looks("edited")
+        both = changed(codec.to_proto(Objective(FAMILY, slo_ms=300.0)))
+        operator.asks("objective", "SetObjectives", both)
+        operator.asks("mode", "SetMode", pb.SetModeRequest(mode=int(ActMode.ACT)))
+        operator.asks("stop", "StopFamily", pb.StopFamilyRequest(family=FAMILY))
+        wrong = ONE | {"slo": {"latency_ms": 0.001}, "family": "nothing"}
+        operator.does(lambda: operator.edit({"objectives": (wrong,), "max_watts": 1.0}), 6.0)
+        operator.looks("wrong")
+        operator.does(lambda: operator.edit(AGAIN | {"policy": "base"}), 6.0)
+        operator.looks("again")
+
+    monkeypatch.setitem(virtual.SETTINGS, "declared", True)
+    seen, _ = played(monkeypatch, work)
+    assert in_force(seen, "edited") == (450.0, 2, 7000.0, "OBSERVE")
+    assert list(seen["edited"].overrides) == []
+    for name, what in (("objective", "objectives"), ("mode", "mode"), ("stop", "objectives")):
+        assert str(seen[name]) == (
+            f"declared = '{what}': the settings declare it. Remedy: change controller.toml: it is read again within 5 s"
+        )
+    assert in_force(seen, "wrong") == (450.0, 2, 7000.0, "OBSERVE"), "a wrong file changes nothing"
+    assert "family = 'nothing'" in " ".join(seen["wrong"].overrides)
+    assert in_force(seen, "again") == (500.0, 3, 8000.0, "ACT")
+    assert list(seen["again"].overrides) == ["policy (in controller.toml): changed. Remedy: restart the controller"]

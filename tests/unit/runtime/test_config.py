@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr
 
 from controller.settings import ControllerSettings
 from trefoil.core.errors import SettingError
+from trefoil.runtime import config
 from trefoil.runtime.config import ServiceSettings, Settings, changed, load, masked, parser_main
 
 
@@ -244,3 +245,12 @@ def test_a_file_of_the_same_name_in_the_folder_of_overrides_goes_over_the_settin
     (own / "example.toml").write_text("zon = 1")
     with pytest.raises(SettingError, match=r"zon: unknown setting \(in .*shipped.*own/example.toml\)"):
         read()
+
+
+def test_the_source_of_settings_is_the_file_and_the_one_that_is_read_over_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(config.OVERRIDES_VARIABLE, str(tmp_path))
+    argv = ["--config", "/etc/trefoil/x.toml", "--set", "a=1"]
+    assert config.settings_source(argv) == "/etc/trefoil/x.toml"
+    (tmp_path / "x.toml").write_text("")
+    assert config.settings_source(argv) == f"/etc/trefoil/x.toml, {tmp_path}/x.toml"
+    assert not config.settings_source([])
