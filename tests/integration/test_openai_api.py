@@ -43,9 +43,7 @@ def spelt(*pieces: bytes, **more) -> str:
 def tritons(tmp_path_factory):
     """The stand-in for vLLM, and a Triton with the speller."""
     folder = tmp_path_factory.mktemp("openai")
-    contract = engine_family.write_family(folder / "models") / "config.pbtxt"
-    parameter = f'parameters {{ key: "chat_template" value {{ string_value: {json.dumps(TEMPLATE)} }} }}\n'
-    contract.write_text(contract.read_text() + parameter)
+    (engine_family.write_family(folder / "models") / "chat_template.jinja").write_text(TEMPLATE)
     hosted = engine_family.hosted(1)
     installed = engine_family.installation(folder)
     engine = TritonProcess(folder, 1, source=folder / "models", serving=hosted, triton=installed)

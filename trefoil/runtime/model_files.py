@@ -56,7 +56,8 @@ DIMS_MAX: Final = 16
 ELEMENTS_MAX: Final = 2**31  # of one item of a tensor: no request of gRPC holds more bytes
 # What makes Triton load other code, or reads and writes other files, than those of the version.
 FORBIDDEN: Final = ("ensemble_scheduling", "model_operations", "model_repository_agents", "model_warmup", "runtime")
-RESERVED: Final = (CONFIG, "family.toml", "profile.csv")  # of a family's folder, beside labels
+CHAT_TEMPLATE: Final = "chat_template"  # parameter of a contract, and with .jinja the file that may hold it
+RESERVED: Final = (CONFIG, "family.toml", "profile.csv", f"{CHAT_TEMPLATE}.jinja")  # in a family's folder
 PATHS: Final = ("/", "\\", "\0", "..")
 # Parameters that Triton or a backend takes for the name of a file; all others are metadata, and any text.
 FILE_PARAMETER: Final = re.compile(r"(?i)path|file|dir|lib|^session\.|^ep\.")
@@ -146,10 +147,24 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
         complete_vllm(config)
     if backend_of(config) == TENSORRT_LLM:
         config.parameters.pop(ENGINE_PATH, None)
+    _add_chat_template(config, path.with_name(f"{CHAT_TEMPLATE}.jinja"), boundary(source, family))
     if config.name != family or not config.input or not config.output:
         raise CatalogError(f"{path} needs name {family!r}, input and output", field="family", value=family)
     check_contract(config, path)
     return config
+
+
+def _add_chat_template(config: model_config_pb2.ModelConfig, path: Path, below: Path | None) -> None:
+    """Add the text of a family's chat template, if it is a file; a parameter of the contract goes before it."""
+    if CHAT_TEMPLATE in config.parameters or not path.exists():
+        return
+    try:
+        config.parameters[CHAT_TEMPLATE].string_value = read_text(path, below, CONFIG_BYTES_MAX)
+    except UnicodeDecodeError as error:
+        raise CatalogError(f"{path} is no UTF-8 text: {error}", remedy="save it as UTF-8") from error
+    except OSError as error:
+        remedy = "make it readable, or remove it"
+        raise system_error(CatalogError, error, "be read", path, remedy=remedy) from error
 
 
 def check_contract(config: model_config_pb2.ModelConfig, path: Path) -> None:

@@ -29,12 +29,11 @@ from dispatcher.request.contracts import Contract
 from dispatcher.request.decoupled import REFUSED, Enough
 from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, Unavailable
 from trefoil.runtime.given.llm_backends import api_of
+from trefoil.runtime.model_files import CHAT_TEMPLATE
 from trefoil.runtime.rpc import status_of
 
-TEMPLATE: Final = "chat_template"
-"""Parameter of a family's config.pbtxt."""
 NAMES: Final = ("bos_token", "eos_token")
-"""Parameters that its template may use."""
+"""Parameters of a family's config.pbtxt that its chat template may use."""
 RENDERING_BYTES: Final = 2**27
 RENDERING_S: Final = 10.0
 TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -139,13 +138,13 @@ class OpenAi:
 
     async def _prompt(self, contract: Contract, asked: Asked) -> str:
         given = contract.config.config.parameters
-        if TEMPLATE not in given:
+        if CHAT_TEMPLATE not in given:
             raise InvalidInput(
                 f"{asked.model} has no chat template", field="messages",
-                remedy=f"send POST /v1/completions; or add the parameter {TEMPLATE} to the family's config.pbtxt",
+                remedy=f"send POST /v1/completions; or add {CHAT_TEMPLATE}.jinja to the family's folder",
             )  # fmt: skip
         names = {name: given[name].string_value for name in NAMES if name in given}
-        return await self._templates.render(given[TEMPLATE].string_value, asked.messages, names)
+        return await self._templates.render(given[CHAT_TEMPLATE].string_value, asked.messages, names)
 
 
 class _Chunks:

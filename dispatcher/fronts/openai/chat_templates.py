@@ -17,7 +17,7 @@ CPU_S: Final = 0.5
 """Processor time of one rendering."""
 CHARS_MAX: Final = 8 * 2**20
 _FIELD: Final = "chat_template"
-_REMEDY: Final = "correct the parameter chat_template in the family's config.pbtxt"
+_REMEDY: Final = "correct chat_template.jinja in the family's folder, or that parameter of its config.pbtxt"
 
 
 class _TooLong(Exception):

@@ -347,6 +347,22 @@ def test_a_bad_contract_is_refused(source, bad):
         contract(source, "toy")
 
 
+def test_the_chat_template_is_a_file_beside_the_contract_or_a_parameter_of_it(source, tmp_path):
+    path, text = source / "toy" / "chat_template.jinja", "{{ bos_token }}</s>../{{ messages[0].content }}"
+    path.write_text(text)
+    assert contract(source, "toy").parameters["chat_template"].string_value == text
+    path.write_bytes(b"\xff\xfe{")
+    with pytest.raises(CatalogError, match=r"chat_template\.jinja is no UTF-8 text"):
+        contract(source, "toy")
+    path.unlink()
+    path.symlink_to(tmp_path)
+    with pytest.raises(CatalogError, match=r"chat_template\.jinja"):
+        contract(source, "toy")
+    own = 'parameters { key: "chat_template" value { string_value: "own" } }'
+    (source / "toy" / "config.pbtxt").write_text(CONTRACT + own)
+    assert contract(source, "toy").parameters["chat_template"].string_value == "own"
+
+
 def test_the_override_is_the_same_configuration_as_the_file(source, tmp_path):
     config = slice_config(contract(source, "toy"), TOY, BackendChoice(), tmp_path)
     assert json_format.Parse(slice_launch.config_json(config), model_config_pb2.ModelConfig()) == config
