@@ -37,6 +37,9 @@ REQUESTS = [
     HttpRequest("POST", PATH, IN_JSON + b" " * 200_000),
     HttpRequest("POST", PATH, IN_JSON, chunked=True),
     HttpRequest("POST", PATH, HEAD + SCORES[0].tobytes(), BINARY, chunked=True),
+    HttpRequest("POST", "/v2/models/repeat/generate_stream", b'{"COUNT": 3, "DELAY_MS": 5}'),
+    HttpRequest("POST", "/v2/models/repeat/generate_stream", b'{"COUNT": -2, "DELAY_MS": 0}'),
+    HttpRequest("POST", "/v2/models/repeat/generate_stream", b'{"COUNT": 3}'),
 ]
 
 

@@ -223,6 +223,8 @@ def post(port, path, body, headers):
 def without_ours(answer):
     """Status, type and body of an answer without what is ours alone; of errors, that there is one."""
     status, content_type, length, data = answer
+    if content_type.startswith("text/event-stream"):
+        return generated(answer)
     head, rest = (data[: int(length)], data[int(length) :]) if length else (data, b"")
     body = json.loads(head, parse_constant=str)  # NaN is not equal to itself
     if status != 200:

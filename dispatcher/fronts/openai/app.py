@@ -35,7 +35,8 @@ from trefoil.runtime.rpc import status_of
 NAMES: Final = ("bos_token", "eos_token")
 """Parameters of a family's config.pbtxt that its chat template may use."""
 RENDERING_BYTES: Final = 2**27
-RENDERING_S: Final = 10.0
+RENDERING_S: Final = 30.0
+"""Of one rendering, the start of the process included, which has its own bound of processor time."""
 TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CODES: Final = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded"}
 DONE: Final = b"[DONE]"

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
+import openai
 import pytest
 import tritonclient.grpc as triton
 
@@ -70,6 +71,19 @@ def test_unmodified_tritonclient_streams(system):
     client.stop_stream()
     client.close()
     assert tokens == wanted(variant, prompts()[2])
+
+
+def test_openais_own_package_chats(system):
+    with openai.OpenAI(base_url=f"http://{system.launch.addresses['rest']}/v1", api_key="none") as client:
+        assert [model.id for model in client.models.list()] == [FAMILY]
+        asked = {"model": FAMILY, "messages": [{"role": "user", "content": prompts()[3]}], "temperature": 0}
+        answer = client.chat.completions.create(**asked, extra_headers={"Trefoil-Receipt": "true"})
+        tokens = wanted(answer.system_fingerprint, prompts()[3])
+        assert answer.choices[0].message.content == b"".join(tokens).decode(errors="replace")
+        assert (answer.usage.completion_tokens, answer.trefoil["trefoil_tokens_out"]) == (len(tokens), len(tokens))
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == b"".join(wanted(chunks[-1].system_fingerprint, prompts()[3])).decode(errors="replace")
 
 
 def test_unmodified_perf_analyzer_streams(system, tmp_path):
