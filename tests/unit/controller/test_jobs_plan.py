@@ -1,6 +1,7 @@
 """Plans of jobs: where items go, what is promised, and what is said where something is short."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -157,6 +158,13 @@ def test_work_beyond_the_forecast_waits_only_for_hours_that_are_dearer_than_the_
     assert prospect(plan).items_unplaced == pytest.approx(36_000)
     assert prospect(plan).short_of == Shortage.NONE
     assert "beyond the forecast" in prospect(plan).reason
+
+
+def test_a_plan_paces_its_jobs_and_lets_others_run():
+    plan = plan_jobs([job(hours=1.5, by=3)], [hour(0, 300), hour(1, 100), hour(2, 200)], 0.0)
+    assert [plan.items_per_s("a", at * HOUR) for at in (0.0, 0.5, 1.5, 2.0)] == pytest.approx([0, 0, 10, 5])
+    assert plan.items_per_s("b", 0.0) == math.inf, "submitted since: it need not wait for the next plan"
+    assert plan.items_per_s("a", 3 * HOUR) == math.inf, "no plan followed: deadlines come before grams"
 
 
 def test_nothing_to_plan_is_a_plan():

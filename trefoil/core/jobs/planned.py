@@ -148,3 +148,10 @@ class JobsPlan:
     now: tuple[FlexibleDemand, ...] = ()
     woken: Mapping[tuple[str, str], int] = field(default_factory=dict)
     grams: float = 0.0
+
+    def items_per_s(self, job: str, now_s: float) -> float:
+        """Items a second that a job may run at a time; infinite where the plan does not know it, or has ended."""
+        if now_s >= self.until_s or all(one.job_id != job for one in self.prospects):
+            return math.inf
+        running = (one for one in self.portions if one.job_id == job and one.starts_at_s <= now_s < one.ends_at_s)
+        return sum(one.items / (one.ends_at_s - one.starts_at_s) for one in running)
