@@ -187,7 +187,7 @@ def case(zone: Zone, share: float, deadline_h: int, whole_year: bool) -> dict[st
         return {name: round(float(value), 3) for name, value in sums.items()}
 
     found["rules"] = {rule: row(rule, expects=rule == "planned") for rule in RULES}
-    if share == MIDDLE[0]:
+    if (share, deadline_h) == MIDDLE:
         found["knows"] = {
             "none": row("planned", "none", True),
             "truth": row("planned", "truth", True),
