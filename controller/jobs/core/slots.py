@@ -1,0 +1,146 @@
+"""Slots of the view's zone: carbon as forecast, and the device seconds that requests leave over.
+
+Source: ours. Data: a planner's view, loads to come. Result: slots from now on.
+Formulation: slices that stand serve jobs of their family with their variant, in batches of the largest size profiled,
+up to `FULL` of their time; requests take their rate times their time there. Devices asleep could serve any family with
+any variant that fits, whole. Load that is not given stays as it is now. Left out: generative families, families in
+stages, shared slices, CPUs, devices of other zones, silent nodes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from controller.planners.planning_input import Device, HostedSlice, PlanningInput, read_view
+from controller.planners.profile_rows import CatalogKey, effective_row, fits
+from trefoil.core.brains import PlanView
+from trefoil.core.carbon import CarbonBand
+from trefoil.core.catalog import Variant
+from trefoil.core.common import ProfileRow
+from trefoil.core.fleet import DeviceType, SliceType
+from trefoil.core.jobs.planned import DevicePool, ItemCost, Slot
+from trefoil.core.units import MS_PER_S
+
+FULL: Final = 0.9  # of a slice's time that requests and jobs may take together
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAhead:
+    """Load of a family in an interval to come: its mean and its 90 % line [requests/s]."""
+
+    family: str = ""
+    starts_at_s: float = 0.0
+    ends_at_s: float = 0.0
+    mean_per_s: float = 0.0
+    p90_per_s: float = 0.0
+
+
+def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[LoadAhead] = ()) -> tuple[Slot, ...]:
+    """Slots from now until a time; the first ends with the slot that has begun, all others at multiples of `slot_s`."""
+    assert slot_s > 0, slot_s
+    inputs = read_view(view, 0.0)
+    usable = [device for device in inputs.devices if not device.zone and not device.frozen]
+    standing = _Standing(inputs, [device for device in usable if device.awake])
+    asleep = Counter(device.type for device in usable if not device.awake)
+    found, starts_s = [], view.now_s
+    while starts_s < until_s:
+        ends_s = min(until_s, (math.floor(starts_s / slot_s + 1e-9) + 1) * slot_s)
+        mean, high = ({f: rates[i] for f, rates in _load(view, ahead, starts_s).items()} for i in (0, 1))
+        short = standing.short(high)
+        pools = [*standing.pools(mean, ends_s - starts_s), *_asleep(inputs, asleep, short, ends_s - starts_s)]
+        found.append(Slot(view.carbon.series.zone, _carbon(view, starts_s, ends_s), tuple(pools), view.pue))
+        starts_s = ends_s
+    return tuple(found)
+
+
+def _load(view: PlanView, ahead: Sequence[LoadAhead], at_s: float) -> dict[str, tuple[float, float]]:
+    """Mean and high rate of each family at a time [1/s]."""
+    found = {d.family: (d.mean_per_s, max(d.mean_per_s, d.rate_p90_per_s)) for d in view.demand if not d.slo_class}
+    later = (one for one in ahead if one.starts_at_s <= at_s < one.ends_at_s and at_s > view.now_s)
+    return found | {one.family: (one.mean_per_s, max(one.mean_per_s, one.p90_per_s)) for one in later}
+
+
+def _carbon(view: PlanView, starts_s: float, ends_s: float) -> CarbonBand:
+    """Band of an interval: the reading where it has begun; else the forecast's mean, and the reading beyond it."""
+    now = view.carbon.intensity_g_per_kwh
+    bands = view.carbon_forecast.bands if view.carbon_forecast is not None and starts_s > view.now_s else ()
+    shares = [
+        (max(0.0, min(b.ends_at_s, ends_s) - max(b.starts_at_s, starts_s)) / (ends_s - starts_s), b) for b in bands
+    ]
+    rest = max(0.0, 1.0 - sum(share for share, _ in shares)) * now
+    lines = ("p10_g_per_kwh", "p50_g_per_kwh", "p90_g_per_kwh")
+    return CarbonBand(starts_s, ends_s, *(rest + sum(s * getattr(b, name) for s, b in shares) for name in lines))
+
+
+class _Standing:
+    """Slices that serve one family each, by what an item costs on them."""
+
+    def __init__(self, inputs: PlanningInput, devices: Sequence[Device]) -> None:
+        self._slices: Counter[tuple[str, ItemCost]] = Counter()  # by pool and cost
+        self._requests_per_s: dict[str, float] = {}  # that all of a family's slices answer at most
+        self._devices: dict[str, float] = {}  # that a family's slices are worth
+        for device in devices:
+            for part in device.running:
+                self._add(inputs, device, part)
+
+    def _add(self, inputs: PlanningInput, device: Device, part: HostedSlice) -> None:
+        catalog = inputs.view.catalog
+        family = catalog.family(part.family)
+        if part.beside or part.stages > 1 or family.generative:
+            return
+        shape = next(one for one in device.type.slice_types if one.name == part.key.slice_type)
+        variant, items = family.variant(part.variant), inputs.task(part.family).demand.items_mean
+        rows = CatalogKey(catalog).rows(device.type, shape.name, family.name, variant.name, device.clock_mhz)
+        row = effective_row(catalog, device.type, shape, family, variant, items, device.clock_mhz)
+        if not rows or row is None:
+            return
+        name = f"{variant.name} on {shape.name} of {device.type.name}"
+        name += f" at {device.clock_mhz} MHz" if device.clock_mhz > 0 else ""
+        self._slices[name, _cost(family.name, variant, rows[-1])] += 1
+        self._requests_per_s[family.name] = self._requests_per_s.get(family.name, 0.0) + MS_PER_S / row.latency_ms_p50
+        part_of = shape.memory_slices / device.type.largest.memory_slices
+        self._devices[family.name] = self._devices.get(family.name, 0.0) + part_of
+
+    def _busy(self, load: dict[str, float], family: str) -> float:
+        return load.get(family, 0.0) / self._requests_per_s[family]
+
+    def pools(self, load: dict[str, float], length_s: float) -> Iterator[DevicePool]:
+        """Slice seconds left over, one pool for each kind of slice."""
+        for (name, cost), count in sorted(self._slices.items(), key=lambda one: one[0][0]):
+            free_s = count * length_s * max(0.0, FULL - self._busy(load, cost.family))
+            yield DevicePool(name, free_s, free_s, (cost,))
+
+    def short(self, load: dict[str, float]) -> float:
+        """Devices that requests need more than stand, at a load."""
+        return sum(max(0.0, self._busy(load, f) - FULL) * count for f, count in self._devices.items())
+
+
+def _asleep(inputs: PlanningInput, devices: Counter[DeviceType], short: float, length_s: float) -> Iterator[DevicePool]:
+    """Devices that could be woken whole; those that requests may need are not sure."""
+    for kind, count in sorted(devices.items(), key=lambda one: one[0].name):
+        costs = tuple(_whole(inputs, kind, kind.largest))
+        if costs:
+            loading_s = max(v.load_s for f in inputs.view.catalog.families for v in f.variants)
+            wake_j = (kind.wake_s + loading_s) * kind.idle_w
+            sure_s = max(0.0, count - math.ceil(short)) * length_s
+            idle_w = max(0.0, kind.idle_w - kind.sleep_w)
+            yield DevicePool(f"{kind.name} asleep", count * length_s, sure_s, costs, idle_w, wake_j)
+
+
+def _whole(inputs: PlanningInput, kind: DeviceType, shape: SliceType) -> Iterator[ItemCost]:
+    catalog = inputs.view.catalog
+    for task in inputs.tasks:
+        family = catalog.family(task.family)
+        for variant in family.variants if not family.generative else ():
+            rows = CatalogKey(catalog).rows(kind, shape.name, family.name, variant.name, 0)
+            if rows and fits(shape, variant):
+                yield _cost(family.name, variant, rows[-1])
+
+
+def _cost(family: str, variant: Variant, row: ProfileRow) -> ItemCost:
+    """Cost of an item in a batch of the largest size."""
+    return ItemCost(
+        family, row.latency_ms_p50 / MS_PER_S / row.batch, row.energy_active_j_per_batch / row.batch, variant.accuracy
+    )

@@ -1,0 +1,90 @@
+"""Slots of jobs from a planner's view: carbon as forecast, and what requests leave over."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from controller.jobs.core.planning import plan_jobs
+from controller.jobs.core.slots import FULL, LoadAhead, slots_of
+from controller.planners.base import BasePlanner
+from tests.support.planning import NOW_S, SERIES, applied, fleet, objective, view
+from trefoil.core.carbon import CarbonBand, CarbonForecast
+from trefoil.core.device_types import A100_40GB
+from trefoil.core.fleet import DeviceState
+from trefoil.core.jobs.planned import PendingJob
+
+HOUR = 3600.0
+START_S = (NOW_S // HOUR + 1) * HOUR  # of the first whole hour: 800 s from now
+
+
+def served(gpus=2, asleep=1, **changes):
+    """View of GPUs that BASE serves on, `l` on one 7g slice each (25 ms), and of some that sleep."""
+    empty = view(devices=fleet(gpus), **changes)
+    plan = BasePlanner().plan(empty, np.random.default_rng(1)).plan
+    awake, sleeping = applied(plan, empty.fleet), fleet(asleep, state=DeviceState.ASLEEP)
+    nodes = tuple(dataclasses.replace(n, node="cold") for n in sleeping.nodes) if asleep else ()
+    nodes = tuple(
+        dataclasses.replace(
+            n, devices=tuple(dataclasses.replace(d, device=f"cold/gpu{i}") for i, d in enumerate(n.devices))
+        )
+        for n in nodes
+    )
+    return dataclasses.replace(empty, fleet=dataclasses.replace(awake, nodes=(*awake.nodes, *nodes)), current=plan)
+
+
+def test_slices_that_stand_have_what_requests_leave_over():
+    first, second = slots_of(served(rate=24.0), HOUR, START_S + HOUR)
+    assert (first.carbon.starts_at_s, first.carbon.ends_at_s) == (NOW_S, START_S)
+    assert (second.carbon.starts_at_s, second.carbon.ends_at_s) == (START_S, START_S + HOUR)
+    awake = second.pools[0]
+    assert (awake.idle_w, awake.wake_j) == (0.0, 0.0)
+    assert awake.free_s == pytest.approx(2 * HOUR * (FULL - 24 * 0.025 / 2), rel=1e-2)
+    assert awake.costs[0].device_s == pytest.approx(0.025, rel=1e-2)
+    assert [cost.accuracy for cost in awake.costs] == [0.993]
+
+
+def test_devices_asleep_could_serve_any_variant_for_idle_watts():
+    pool = slots_of(served(), HOUR, START_S + HOUR)[1].pools[1]
+    assert pool.free_s == pool.sure_s == HOUR
+    assert sorted(cost.accuracy for cost in pool.costs) == [0.886, 0.938, 0.960, 0.993]
+    assert pool.idle_w == A100_40GB.idle_w - A100_40GB.sleep_w
+    assert pool.wake_j == (A100_40GB.wake_s + 2.5) * A100_40GB.idle_w
+
+
+def test_load_to_come_takes_its_time_and_then_devices_asleep():
+    rising = [LoadAhead("digits", START_S, START_S + HOUR, 70.0, 90.0)]
+    first, second, third = slots_of(served(rate=24.0), HOUR, START_S + 2 * HOUR, rising)
+    assert second.pools[0].free_s == pytest.approx(2 * HOUR * (FULL - 70 * 0.0125), rel=5e-2)
+    assert (second.pools[1].free_s, second.pools[1].sure_s) == (HOUR, 0.0)
+    assert third.pools[1].sure_s == HOUR
+    assert first.pools[0].free_s / 800 == pytest.approx(third.pools[0].free_s / HOUR)
+
+
+def test_carbon_is_the_reading_then_the_forecast_then_the_reading():
+    bands = tuple(
+        CarbonBand(START_S + i * HOUR / 2, START_S + (i + 1) * HOUR / 2, c - 20, c, c + 20)
+        for i, c in enumerate((100, 200))
+    )
+    known = served(intensity=300.0, forecast=CarbonForecast(SERIES, "blend", NOW_S, bands))
+    assert [slot.carbon.p50_g_per_kwh for slot in slots_of(known, HOUR, START_S + 2 * HOUR)] == [300.0, 150.0, 300.0]
+    assert slots_of(known, HOUR, START_S + HOUR)[1].carbon.p90_g_per_kwh == 170.0
+
+
+def test_what_jobs_cannot_use_is_left_out():
+    silent = served()
+    silent = dataclasses.replace(silent, fleet=dataclasses.replace(silent.fleet, stale=frozenset({"node0", "cold"})))
+    assert slots_of(silent, HOUR, START_S)[0].pools == ()
+    other = served(wanted=[objective()], asleep=0)
+    assert len(slots_of(other, HOUR, START_S)[0].pools) == 1
+
+
+def test_a_job_is_planned_from_a_view():
+    bands = tuple(
+        CarbonBand(START_S + i * HOUR, START_S + (i + 1) * HOUR, c, c, c) for i, c in enumerate((400, 90, 300))
+    )
+    known = served(intensity=300.0, forecast=CarbonForecast(SERIES, "blend", NOW_S, bands))
+    slots = slots_of(known, HOUR, START_S + 3 * HOUR)
+    plan = plan_jobs([PendingJob("a", "digits", 100_000, START_S + 3 * HOUR, accuracy_floor=0.97)], slots, NOW_S)
+    assert {one.starts_at_s for one in plan.portions} == {START_S + HOUR}
+    assert plan.prospects[0].items_late == plan.prospects[0].items_unplaced == 0
