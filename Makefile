@@ -118,7 +118,7 @@ bench-all: setup  ## every policy that applies on a MIG fleet, a mixed fleet and
 bench-planner: setup  ## `exact` from 1 to 100,000 GPUs and on 200 drawn small fleets: CPU time, proven gap, objective (ten minutes)
 	$(BIN)/python -m benchmarks.planner $(ARGS)
 
-bench-jobs: setup  ## jobs that can wait in five zones' real years: grams of each rule, against perfect knowledge (half an hour; ARGS=--whole: two; TREFOIL_DATA)
+bench-jobs: setup  ## jobs that can wait, by five zones' real carbon: grams of each rule, against perfect knowledge (ten minutes; ARGS=--whole: an hour; TREFOIL_DATA)
 	$(BIN)/python -m benchmarks.jobs $(ARGS)
 
 chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000'; ARGS=--redis or --rows: tables of troubles, twenty minutes)

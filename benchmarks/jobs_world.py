@@ -36,7 +36,7 @@ WORK: Final = 6.0  # mean device hours an hour, of requests and jobs together
 BUSY: Final = 0.6
 FULL: Final = 0.9
 NOISE, LASTS = 0.10, 0.9  # of the logarithm of load: its deviation, and its correlation from hour to hour
-LEADS: Final = 48
+LEADS: Final = 24
 WARM_UP_H: Final = 14 * 24  # the forecasts' first two weeks
 SEED: Final = 20261129
 
