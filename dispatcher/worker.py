@@ -58,7 +58,9 @@ def build(argv: Sequence[str]) -> list[Component]:
     )
     admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
     folder = JobsFolder.of(settings)
-    owner = JobsOwner(local, fronts.inference, contracts, sync, state, folder, metrics, fronts.access.weight)
+    owner = JobsOwner(
+        local, fronts.inference, contracts, sync, all_workers, state, folder, metrics, fronts.access.weight
+    )
     jobs = JobsAdmin(local, contracts, folder, owner.idle, fronts.access.names)
     services = [admin, (jobs_pb2_grpc.add_JobsServicer_to_server, jobs, JOBS)]
     return [

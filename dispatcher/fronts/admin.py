@@ -67,12 +67,15 @@ class AllWorkers:
                 return answer
         return explain_request(self._local, request)
 
-    async def windows(self, own: asyncio.Queue[LoadWindow]) -> AsyncGenerator[LoadWindow, None]:
-        """Stream the load windows of all workers, as each is flushed. `own`: a subscription to this worker's."""
+    async def windows(
+        self, own: asyncio.Queue[LoadWindow], everywhere: bool = False
+    ) -> AsyncGenerator[LoadWindow, None]:
+        """Stream the load windows of all workers, as each is flushed. `own`: a subscription to this worker's;
+        `everywhere`: also of other dispatchers."""
         relays: dict[membership.WorkerId, asyncio.Task[None]] = {}
         try:
             while True:
-                for worker in self._peers.linked_siblings():
+                for worker in self._peers.linked_workers() if everywhere else self._peers.linked_siblings():
                     if worker not in relays or relays[worker].done():
                         relays[worker] = asyncio.create_task(self._relay(worker, own), name=f"windows of {worker}")
                 yield await own.get()

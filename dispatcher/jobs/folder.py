@@ -38,6 +38,8 @@ GONE: Final = ".gone-"
 JOB, CANCEL, OWNER, FOLDER, LOCK = "job.json", "cancel.json", "owner.json", "folder.json", ".lock"
 ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers."
 NAMED_MAX: Final = 5  # in errors
+OWNER_BYTES: Final = 4096
+WHY_CHARS_MAX: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +312,12 @@ class JobReader:
         return dict(self._epochs)
 
     def owner(self) -> dict[str, Any]:
-        """What its owner said last: `owner`, `why`, `expected_at_s`, `at_s`."""
-        return read_state(self.path / OWNER, dict) or {}
+        """What its owner said last, as `OwnedJob.say` has it; empty: nothing yet."""
+        try:
+            found = json.loads((self.path / OWNER).read_bytes())
+        except (OSError, ValueError):  # none has taken it; or it is being written
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def results(self, first: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], int]:
         """Results from an item on, of up to so many bytes and one more, and the item to go on from.
@@ -352,7 +358,10 @@ class OwnedJob(JobReader):
         super().__init__(folder, name)
         self.epoch, self._said, self._answers = epoch, "", -1
         self._journal = LineFile(self.path / f"{JOURNAL}{epoch}", 0o600)
+        self._owner = -1
         if not self.ledger.ended:
+            self._owner = os.open(self.path / OWNER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.say(owner, "", 0.0)
             before = {str(each): size for each, size in self.sizes.items()}
             self._journal.append(encode({"owner": owner, "accepts": before}))
             self._sync_journal()
@@ -389,20 +398,22 @@ class OwnedJob(JobReader):
         self._sync_journal()
         self.refresh()
 
-    def say(self, **told: Any) -> None:
-        """Tell readers who owns the job and why it waits, where that has changed. Raises OSError."""
-        text = json.dumps(told)
+    def say(self, owner: str, why: str, expected_at_s: float) -> None:
+        """Tell readers who owns the job, why it waits and when it may be done. In place: a full disk lets this be said,
+        too. Raises OSError."""
+        text = json.dumps({"owner": owner, "why": why[:WHY_CHARS_MAX], "expected_at_s": expected_at_s})
         if text != self._said:
-            replace_file(self.path / OWNER, text, sync=False)
+            os.pwrite(self._owner, text.encode().ljust(OWNER_BYTES), 0)
             self._said = text
 
     def close(self) -> None:
         """Close all files."""
         self._journal.close()
         self.items.close()
-        if self._answers >= 0:
-            os.close(self._answers)
-            self._answers = -1
+        for descriptor in (self._answers, self._owner):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._answers = self._owner = -1
 
     def _sync_journal(self) -> None:
         descriptor = os.open(self._journal.path, os.O_RDONLY | os.O_CLOEXEC)

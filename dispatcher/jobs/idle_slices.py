@@ -1,54 +1,76 @@
 """Idle slices for jobs: which of a family are idle now, and whether a batch on one would delay interactive requests."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from dispatcher.jobs.core.job import Job
 from dispatcher.jobs.core.reserve import Reserve, Waiting
 from dispatcher.routers import ROUTERS
+from dispatcher.routing.core.membership import WorkerId
 from dispatcher.service.local_worker import LocalWorker
-from trefoil.core.demand import JOB_CLASS, LoadWindow
+from trefoil.core.demand import LoadWindow
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import RouteTarget
 
 RATE_MEMORY_S: Final = 5.0
 RATE_MIN_PER_S: Final = 0.01
+LOOKED_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Interactive arrivals at a worker by family; `at_s`: when it told last, on the monotonic clock."""
+
+    at_s: float = 0.0
+    mean_per_s: dict[str, float] = field(default_factory=dict)
+    rate_per_s: dict[str, float] = field(default_factory=dict)
 
 
 class IdleSlices:
-    """Idle slices of one worker, and its interactive arrivals, by its load windows. Belongs to one event loop."""
+    """Idle slices of one worker, and the interactive arrivals of all workers, by their load windows. Belongs to one
+    event loop."""
 
     def __init__(self, local: LocalWorker) -> None:
-        self._routing = local.routing
+        self._routing, self._costs, self._clock, self._id = local.routing, local.costs, local.clock, local.id
         self._receipts = local.accounting.receipts
         self._reserve = Reserve()
-        self._means: dict[str, float] = {}
-        self._rates: dict[str, float] = {}
+        self._arrivals: dict[WorkerId, _Arrivals] = {}
+        self._since_s = math.inf  # when the first window came: before, nothing is known of the load
 
     def on_window(self, window: LoadWindow) -> None:
-        """Count what has come in a window."""
-        length_s = max(1e-3, window.ends_at_s - window.starts_at_s)
-        keep = max(0.0, 1.0 - length_s / RATE_MEMORY_S)
-        arrived: dict[str, int] = {}
+        """Count what has come to a worker in a window."""
+        worker, now_s = (window.dispatcher, window.worker), self._clock.monotonic_s()
+        self._since_s = min(self._since_s, now_s)
+        self._arrivals = {key: each for key, each in self._arrivals.items() if now_s - each.at_s < RATE_MEMORY_S}
+        arrivals = self._arrivals.setdefault(worker, _Arrivals())
+        arrivals.at_s, length_s = now_s, max(1e-3, window.ends_at_s - window.starts_at_s)
+        counts: Counter[str] = Counter()
         for cell in window.cells:
-            if cell.arrived and cell.key.slo_class != JOB_CLASS:
-                family = self._routing.table.chains.get(cell.key.family, (cell.key.family,))[0]
-                arrived[family] = arrived.get(family, 0) + cell.arrived
-        for family in {*self._rates, *arrived}:
-            count = arrived.get(family, 0)
-            mean = self._means.get(family, 0.0) * keep + (1 - keep) * count / length_s
-            self._means[family] = mean if mean > RATE_MIN_PER_S else 0.0
-            self._rates[family] = max(self._means[family], count / length_s)  # a rise counts at once
-            self._reserve.on_arrivals(family, self._means[family] * length_s)
+            if cell.arrived:
+                counts[self._routing.table.chains.get(cell.key.family, (cell.key.family,))[0]] += cell.arrived
+        keep = max(0.0, 1.0 - length_s / RATE_MEMORY_S)
+        for family in {*arrivals.mean_per_s, *counts}:
+            mean = arrivals.mean_per_s.get(family, 0.0) * keep + (1 - keep) * counts[family] / length_s
+            arrivals.mean_per_s[family] = mean if mean > RATE_MIN_PER_S else 0.0
+            arrivals.rate_per_s[family] = max(mean, counts[family] / length_s)  # a rise counts at once
+            self._reserve.on_arrivals(family, mean * length_s)
 
-    def rate_per_s(self, family: str) -> float:
-        """Interactive arrivals of a family over all workers that share its slices, dealt out evenly."""
-        return self._rates.get(family, 0.0) * max(1, len(self._routing.membership.sharers))
+    def rate_per_s(self, family: str, others: bool = False) -> float:
+        """Interactive arrivals of a family, at all workers or at the others."""
+        rates = (
+            each.rate_per_s.get(family, 0.0) for key, each in self._arrivals.items() if not (others and key == self._id)
+        )
+        return sum(rates)
 
     def take(self, targets: Iterable[RouteTarget], batch_s: Callable[[RouteTarget], float]) -> RouteTarget | None:
         """Slice for a batch that takes so long there, charged to the requests that it may delay; None: none of them may
         be taken now."""
+        if self._clock.monotonic_s() - self._since_s < LOOKED_S:
+            return None
         for target in targets:
             if self._reserve.try_start(self._waiting(target), batch_s(target)):
                 return target
@@ -98,5 +120,7 @@ class IdleSlices:
                 live = tuple(each for each in live if each.variant == variant)
                 share = sum(each.weight for each in live) / whole
             idle = sum(not busy[each.slice] for each in live if each.slice != taken.slice)
-            found.append(Waiting(family, share * self.rate_per_s(family), idle))
+            # Requests of other workers are on some of them, unseen from here: as many as come while one is served.
+            idle -= math.ceil(share * self.rate_per_s(family, others=True) * self._costs.expected_s(family, 1))
+            found.append(Waiting(family, share * self.rate_per_s(family), max(0, idle)))
         return found

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from dispatcher.fronts.admin import AllWorkers
 from dispatcher.jobs.core.job import JobState
 from dispatcher.jobs.core.pace import AtOnce, Pace
 from dispatcher.jobs.folder import JobsFolder, OwnedJob, highest_epoch
@@ -44,6 +45,7 @@ class JobsOwner:
         inference: Inference,
         contracts: Contracts,
         sync: StateSync,
+        all_workers: AllWorkers,
         state: State,
         folder: JobsFolder,
         metrics: Metrics,
@@ -52,7 +54,8 @@ class JobsOwner:
     ) -> None:
         """`weight_of`: share of a tenant's requests against others'. `pace`: rates by a plan; None: at once."""
         self._local, self._inference, self._contracts = local, inference, contracts
-        self._sync, self._state, self._folder, self._metrics = sync, state, folder, metrics
+        self._sync, self._all_workers = sync, all_workers
+        self._state, self._folder, self._metrics = state, folder, metrics
         self._weight_of, self._pace = weight_of, pace or AtOnce()
         self._clock = local.clock
         self.idle = IdleSlices(local)
@@ -111,12 +114,13 @@ class JobsOwner:
                     await self._state.renew(self._lease)
 
     async def _follow_load(self) -> None:
-        windows = self._sync.subscribe()
+        own = self._sync.subscribe()
         try:
-            while True:
-                self.idle.on_window(await windows.get())
+            async with contextlib.aclosing(self._all_workers.windows(own, everywhere=True)) as windows:
+                async for window in windows:
+                    self.idle.on_window(window)
         finally:
-            self._sync.unsubscribe(windows)
+            self._sync.unsubscribe(own)
 
     # --- which jobs are ours ------------------------------------------------------------------------------------------
 
@@ -225,8 +229,7 @@ class JobsOwner:
         else:
             left_s = run.expected_s()
             expected_s = 0.0 if left_s is None else round(self.calendar_s() + left_s, 1)
-            told = {"owner": self.name, "why": run.why, "expected_at_s": expected_s}
-            await asyncio.to_thread(lambda: run.owned.say(**told))
+            await asyncio.to_thread(run.owned.say, self.name, run.why, expected_s)
 
     async def _end(self, name: str, state: JobState, why: str) -> None:
         run = self.runs[name]

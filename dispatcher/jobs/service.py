@@ -73,10 +73,17 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         await self._in_thread(self._folder.check_room, job)
         upload = await self._in_thread(Upload, self._folder, job)
         try:
+            total = None
             async for message in messages:
-                if message.WhichOneof("part") != "items":
-                    raise InvalidInput("comes once", field="job", remedy="send items after it")
-                await self._in_thread(upload.add, message.items.requests)
+                if message.WhichOneof("part") == "total":
+                    total = message.total
+                elif message.WhichOneof("part") != "items" or total is not None:
+                    raise InvalidInput("comes once", field="job", remedy="send items after it, then their total")
+                else:
+                    await self._in_thread(upload.add, message.items.requests)
+            if total != upload.count:
+                remedy = "send all items, then how many they were"
+                raise InvalidInput(f"{upload.count} items came", field="total", value=total or 0, remedy=remedy)
             rate = expected_rate(self._local, self._idle, job, contract)
             check_items(job, upload.count, self._world(job, rate))
             await self._in_thread(upload.commit, self._local.clock.now_s())

@@ -243,7 +243,11 @@ class Peers:
 
     def linked_siblings(self) -> tuple[WorkerId, ...]:
         """Workers of this dispatcher whose link stands."""
-        return tuple(worker for worker, link in self._links.items() if worker[0] == self._local.id[0] and link.up)
+        return tuple(worker for worker in self.linked_workers() if worker[0] == self._local.id[0])
+
+    def linked_workers(self) -> tuple[WorkerId, ...]:
+        """Other workers, of any dispatcher, whose link stands."""
+        return tuple(worker for worker, link in self._links.items() if link.up)
 
     # A part of the service
 

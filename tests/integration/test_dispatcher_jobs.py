@@ -180,6 +180,7 @@ async def test_cancelled_it_keeps_what_was_answered(system, jobs):
     assert again.why == "no longer needed"
 
 
+@pytest.mark.gate
 async def test_another_worker_takes_over_what_a_dead_one_had(system, jobs, state):
     for slice_ in system.slices:
         slice_.latency_s = 0.01
@@ -286,13 +287,17 @@ async def test_refused_at_once(system, jobs):
     assert "NOT_FOUND tenant = 'blue'" in await refused(submit(messages(items(1), tenant="blue")))
     assert "NOT_FOUND id = 'b': is no job" in await refused(jobs.stub.Get(jobs_pb2.GetRequest(id="b")))
     assert "job: comes first" in await refused(submit(iter([])))
+    sent = list(messages(items(3)))
+    assert "total = 0: 3 items came" in await refused(submit(iter(sent[:-1])))
+    assert "total = 3: 6 items came" in await refused(submit(iter([*sent[:-1], *sent[1:]])))
+    assert "job: comes once" in await refused(submit(iter([*sent[:1], *sent])))
     assert jobs.folder.ids() == []
     assert not list(jobs.folder.root.glob(".new-*"))
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(system, jobs):
     async def broken():
-        for message in messages(items(3), id="a"):
+        for message in list(messages(items(3), id="a"))[:-1]:
             yield message
         await asyncio.sleep(60)
 

@@ -27,8 +27,8 @@ class Jobs:
         self.running, self.state = running, state
         self.folder = JobsFolder.of(running.settings)
         self.owner = JobsOwner(
-            running.local, running.fronts.inference, running.contracts, running.loop, state, self.folder,
-            running.metrics, running.fronts.access.weight,
+            running.local, running.fronts.inference, running.contracts, running.loop,
+            running.siblings, state, self.folder, running.metrics, running.fronts.access.weight,
         )  # fmt: skip
         admin = JobsAdmin(running.local, running.contracts, self.folder, self.owner.idle, running.fronts.access.names)
         self.settings = running.settings.model_copy(update={"admin_address": "127.0.0.1:0"})
@@ -104,7 +104,9 @@ def messages(items: Iterable[bytes], complete_in_s: float = 600.0, **job: Any) -
     by = Timestamp()
     by.FromMicroseconds(round((WallClock().now_s() + complete_in_s) * 1e6))
     yield jobs_pb2.SubmitRequest(job=jobs_pb2.Job(**{"family": "digits", "complete_by": by, **job}))
-    yield jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=list(items)))
+    sent = list(items)
+    yield jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=sent))
+    yield jobs_pb2.SubmitRequest(total=len(sent))
 
 
 def item(first: int, rows: int = 1, **more: Any) -> bytes:

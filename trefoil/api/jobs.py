@@ -229,14 +229,15 @@ def _messages(job: Any, items: Iterator[bytes], failure: list[Exception]) -> Ite
     """Messages of Submit. gRPC keeps the error of such an iterator to itself: it is noted."""
     yield jobs_pb2.SubmitRequest(job=job)
     try:
-        chunk, size = list[bytes](), 0
+        chunk, size, total = list[bytes](), 0, 0
         for item in items:
             chunk.append(item)
-            size += len(item)
+            size, total = size + len(item), total + 1
             if size >= CHUNK_BYTES:
                 yield jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=chunk))
                 chunk, size = [], 0
         yield jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=chunk))
+        yield jobs_pb2.SubmitRequest(total=total)
     except Exception as error:
         failure.append(error)
         raise

@@ -44,12 +44,14 @@ class Job(_message.Message):
     def __init__(self, id: _Optional[str] = ..., family: _Optional[str] = ..., complete_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., min_accuracy: _Optional[float] = ..., zones: _Optional[_Iterable[str]] = ..., grams_max: _Optional[float] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("job", "items")
+    __slots__ = ("job", "items", "total")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     job: Job
     items: Items
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., items: _Optional[_Union[Items, _Mapping]] = ...) -> None: ...
+    total: int
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., items: _Optional[_Union[Items, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Items(_message.Message):
     __slots__ = ("requests",)

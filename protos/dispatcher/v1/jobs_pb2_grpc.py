@@ -72,8 +72,8 @@ class JobsServicer:
     """
 
     def Submit(self, request_iterator, context):
-        """The job first, then its items in any number of messages. Nothing is begun before the last of them is on disk: a
-        call that breaks leaves nothing. Idempotent by `job.id`: the same job again is answered with how it stands.
+        """The job first, then its items in any number of messages, then how many they were. Nothing is begun before all of
+        them are on disk: a call that breaks leaves nothing. Idempotent by `job.id`: the same job again is answered with how it stands.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

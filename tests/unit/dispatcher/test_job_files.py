@@ -188,8 +188,9 @@ def test_a_reader_follows_owners(tmp_path):
     second.write([result(1, 2), result(7, 2)])
     reader.refresh()
     assert (reader.ledger.answered, reader.ledger.failed) == (2, 1)
-    second.say(owner="w2", why="it waits")
-    assert reader.owner() == {"owner": "w2", "why": "it waits"}
+    assert reader.owner()["owner"] == "w2"
+    second.say("w2", "it waits", 7.0)
+    assert reader.owner() == {"owner": "w2", "why": "it waits", "expected_at_s": 7.0}
     first.close()
     second.close()
 
