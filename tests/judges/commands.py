@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import trefoil
 from tests.support.commands import commands
 from tests.support.foreign_models import LINEAR, add, graph
+from tests.support.metric_pages import World, long_csv
 from tests.unit.cli.test_deploy_env import HERE
 from trefoil.cli.deploy import machine
 from trefoil.cli.main import app
@@ -35,6 +36,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "up": "--set policy=clever",
     "compare": "mig --policies base,static_mix --set duration_s=40 --seeds 1 --jobs 1",
     "policy": "exact_miad",
+    "assess": "--from-csv {tmp}/fleet.csv --seeds 0",
     "family check": "digits --graphs-only",
     "family import": "{tmp}/theirs --as toy=small,large --slo-latency-ms 50 --accuracy small=0.7 --accuracy large=0.9 "
     "--repository {tmp}/ours",
@@ -91,6 +93,7 @@ def answers() -> Iterator[tuple[str, Any]]:
             add(Path(tmp) / "theirs", name, LINEAR, graph("linear"))
         rows = "".join(f"{second},{30 if second % 60 > 50 else 10}\n" for second in range(1500))
         (Path(tmp) / "trace.csv").write_text(f"second,requests\n{rows}")
+        (Path(tmp) / "fleet.csv").write_text(long_csv(World().series(7200.0, 600.0)))
         for path, command in commands():
             if hasattr(command, "commands") or path in LEFT_OUT or path.split()[0] in LEFT_OUT:
                 continue

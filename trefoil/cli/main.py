@@ -59,6 +59,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "compare:compare",
         "Compare policies: equal arrivals and carbon for each; savings with attainment and accuracy.",
     ),
+    "assess": ("assess:assess", "Tell what a fleet costs in joules and grams, and what each lever would save."),
     "policy": (
         "policy:policy",
         "Show the policies, or what can be set of one: settings of its parts, with value, type and meaning.",

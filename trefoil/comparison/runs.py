@@ -259,7 +259,7 @@ def _plan(
     jobs = {name: tuple(_job(name, one, n, every) for n in range(seeds)) for name, one in loaded.items()}
     shown = {key: str(value) for key, value in chosen.items() if len(varied[key]) > 1}
     if rows[0] == "policy":
-        priced = _pricing(_scenario(scenario, {**chosen, "policy": OBLIVIOUS}), seeds)
+        priced = pricing(_scenario(scenario, {**chosen, "policy": OBLIVIOUS}), seeds)
     else:  # by the policy that all rows have
         name, first = next(iter(loaded.items()))
         dear = _with_higher_floors(first)
@@ -295,7 +295,7 @@ def _weighed(loaded: Mapping[str, Scenario]) -> Weighed | None:
     return None
 
 
-def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
+def pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
     """Pairs of jobs whose difference is the price of accuracy; none for what has no one floor, or not this planner."""
     margin = mix.params.get(MARGIN, 0.0) + PRICE_STEP
     dear = changed(mix, {f"params.{MARGIN}": margin})

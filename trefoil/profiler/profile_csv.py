@@ -56,13 +56,15 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True)
 class ProfileProvenance:
-    """Provenance of a profile, for the header of its file. `source`: what made it, where nothing was measured."""
+    """Provenance of a profile, for the header of its file. `source`: what made it, where nothing was measured; `basis`:
+    of rows that were not all measured."""
 
     machine: str
     date: str
     commit: str
     simulated: bool
     source: str = ""
+    basis: str = ""
 
 
 def estimated_j(point: ProfilePoint) -> float:
@@ -106,7 +108,7 @@ def profile_text(points: Sequence[ProfilePoint], provenance: ProfileProvenance, 
             f"no joules were counted for {len(missing)} of {len(rows)} operating points", field="energy", value=None,
             remedy="profile through a power agent with a meter, or give --estimate-energy (basis modelled)",
         )  # fmt: skip
-    basis = "synthetic" if provenance.simulated else "modelled" if missing else "measured"
+    basis = provenance.basis or ("synthetic" if provenance.simulated else "modelled" if missing else "measured")
     source = provenance.source or "trefoil family profile" + (" on simulated slices" if provenance.simulated else "")
     if missing and not provenance.source:
         source += "; latency measured, energy estimated by core/power at density 1: no meter"

@@ -118,7 +118,7 @@ READING = {
     *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
     *("forecast train", "forecast backtest", "lengths train"),
-    *("carbon backtest", "simulate", "compare", "policy"),
+    *("carbon backtest", "simulate", "compare", "policy", "assess"),
     *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
     *("reproduce muserve", "reproduce muserve-scheduler"),
     *("family list", "family check", "setup triton", "report", "deploy env"),

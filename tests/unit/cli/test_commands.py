@@ -52,7 +52,7 @@ COMMANDS = [
     ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
     ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["simulate"],
     ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"],
-    ["family", "assume"], ["compare"], ["policy"],
+    ["family", "assume"], ["compare"], ["policy"], ["assess"],
     ["node", "show"], ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"],
     ["node", "drain"], ["node", "doctor"], ["node", "adopt"], ["node", "reset"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],

@@ -1,0 +1,239 @@
+"""Reading: the API in chunks and only by GET, pages, exports; and each wrong source in one line with a remedy."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.metric_pages import BEGIN_S, World, long_csv
+from tests.support.prometheus_api import Api, reply, serving
+from trefoil.assess import prometheus
+from trefoil.assess.finding import find
+from trefoil.assess.given import read_csv, scrape
+from trefoil.assess.prometheus import Access, Asked, Prometheus, step_for
+from trefoil.assess.series import MetricSeries
+from trefoil.core.errors import InvalidInput, SettingError, TrefoilError, Unavailable
+
+SPAN_S = 3600.0
+
+
+@pytest.fixture(scope="module")
+def series():
+    return World().series(SPAN_S, 120.0)
+
+
+def read(api, span_s=SPAN_S, step_s=0.0, path="", **access):
+    with serving(api) as url:
+        source = Prometheus(url + path, Access(**access))
+        return source.read(BEGIN_S, BEGIN_S + span_s, step_s), source
+
+
+def test_a_prometheus_says_what_its_pages_say(series):
+    found, source = read(Api(series))
+    world = World()
+    assert find(found).models["resnet50:3"].total("requests") == pytest.approx(
+        sum(world.requests(n, SPAN_S) for n in (0, 1)), rel=0.04
+    )
+    assert find(found).joules == pytest.approx(sum(world.joules(n, SPAN_S) for n in (0, 1)), rel=0.04)
+    assert f"{source.asked.requests:,} requests" in str(source.asked)
+
+
+def test_only_get_is_used_and_no_query_asks_for_more_points_than_it_may(series):
+    api = Api(series)
+    read(api, span_s=40 * 86_400.0, step_s=60.0)
+    assert {method for method, *_ in api.asked} == {"GET"}
+    ranges = [query for _, path, query, _ in api.asked if path.endswith("query_range")]
+    assert len(ranges) > len({one.name for one in series})  # in chunks
+    for query in ranges:
+        assert (float(query["end"]) - float(query["start"])) / float(query["step"]) <= 2_000
+
+
+def test_chunks_neither_overlap_nor_leave_out(series):
+    whole, _ = read(Api(series), step_s=60.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prometheus, "CHUNK_POINTS", 7)
+        chunked, _ = read(Api(series), step_s=60.0)
+    for a, b in zip(whole, chunked, strict=True):
+        np.testing.assert_array_equal(a.times_s, b.times_s)
+        np.testing.assert_array_equal(a.values, b.values)
+
+
+def test_a_year_is_read_by_the_hour_and_too_much_is_refused_with_the_step_that_is_not(series):
+    assert step_for(365 * 86_400.0) == 3600.0
+    api = Api(series)
+    with pytest.raises(InvalidInput, match="give --step 120"):
+        read(api, span_s=365 * 86_400.0, step_s=15.0)
+    assert [path for _, path, *_ in api.asked] == ["/api/v1/series"]
+
+
+def test_token_headers_and_prefix_are_sent_and_a_wrong_token_is_said_without_it(series):
+    api = Api(series, prefix="/mimir/prometheus", token="right")
+    read(api, path="/mimir/prometheus/", token="right", headers={"X-Scope-OrgID": "team"})
+    assert api.asked[0][3]["X-Scope-OrgID"] == "team"
+    with pytest.raises(InvalidInput, match="answered 401") as raised:
+        read(api, path="/mimir/prometheus", token="wrong-secret")
+    assert "--token-file" in str(raised.value)
+    assert "wrong-secret" not in str(raised.value)
+    with pytest.raises(InvalidInput, match="path prefix"):
+        read(api, token="right")
+
+
+def test_two_clusters_are_refused_until_one_is_named(series):
+    two = [
+        *series,
+        *(MetricSeries(s.name, {**s.labels, "cluster": c}, s.times_s, s.values) for s in series for c in "ab"),
+    ]
+    with pytest.raises(InvalidInput) as raised:
+        read(Api(two))
+    assert str(raised.value).startswith("cluster = 'a, b'")
+    assert """--selector 'cluster="a"'""" in str(raised.value)
+    api = Api(series)
+    with serving(api) as url:
+        Prometheus(url, Access(), 'cluster="a"').read(BEGIN_S, BEGIN_S + SPAN_S)
+    assert all('cluster="a"' in (query.get("query") or query["match[]"]) for _, _, query, _ in api.asked)
+
+
+def test_two_replicas_of_a_prometheus_are_one(series):
+    two = [
+        MetricSeries(s.name, {**s.labels, "prometheus_replica": r}, s.times_s, s.values) for s in series for r in "ab"
+    ]
+    assert find(read(Api(two))[0]).joules == pytest.approx(find(read(Api(series))[0]).joules)
+
+
+def test_a_partial_answer_is_said(series):
+    _, source = read(Api(series, warnings=["store x did not answer"]))
+    assert source.warnings == {"store x did not answer"}
+
+
+def html(handler):
+    reply(handler, 200, "text/html", "<html>log in</html>")
+
+
+def elsewhere(handler):
+    handler.send_response(302)
+    handler.send_header("Location", "http://localhost/login")
+    handler.end_headers()
+
+
+def wrong_json(handler):
+    reply(handler, 200, "application/json", '{"status":"success","data":[1,2]}')
+
+
+@pytest.mark.parametrize(
+    ("other", "wanted"),
+    [(html, "text/html, not with Prometheus' JSON"), (elsewhere, "answered 302"), (wrong_json, "series without names")],
+)
+def test_another_service_is_told_from_a_prometheus(other, wanted):
+    with pytest.raises(InvalidInput) as raised:
+        read(Api(other=other))
+    assert wanted in str(raised.value)
+    assert "Remedy" in str(raised.value)
+
+
+def test_silence_ends(monkeypatch):
+    monkeypatch.setattr(prometheus, "TIMEOUT_S", 0.3)
+    done = threading.Event()
+    try:
+        with pytest.raises(Unavailable, match="no whole answer within"):
+            read(Api(other=lambda _: done.wait(20)))
+    finally:
+        done.set()
+
+
+def test_drops_of_an_answer_end_too(monkeypatch):
+    monkeypatch.setattr(prometheus, "TIMEOUT_S", 0.4)
+    done = threading.Event()
+
+    def drip(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        while not done.wait(0.05):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+
+    try:
+        with pytest.raises(Unavailable, match="no whole answer within"):
+            read(Api(other=drip))
+    finally:
+        done.set()
+
+
+@pytest.mark.parametrize("url", ["localhost:9090", "ftp://x", "http://", "http://me:secret@host:9090"])
+def test_what_is_no_url_is_refused_without_its_password(url):
+    with pytest.raises(SettingError) as raised:
+        Prometheus(url, Access()).read(0.0, 3600.0)
+    assert "secret" not in str(raised.value)
+
+
+def test_nothing_listens_there():
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        Prometheus("http://127.0.0.1:9", Access()).read(0.0, 3600.0)
+
+
+def test_pages_are_scraped_and_one_that_fails_later_is_a_gap():
+    world, asked, said, count = World(servers=1), Asked(), [], [0]
+
+    def page(handler):
+        count[0] += 1
+        at_s = 10.0 * count[0]
+        if count[0] == 3:
+            reply(handler, 503, "text/plain", "")
+        else:
+            reply(handler, 200, "text/plain", world.triton(0, at_s))
+
+    with serving(Api(other=page)) as url:
+        found = scrape([f"{url}/metrics"], 0.5, 0.1, Access(), asked, said.append)
+    assert asked.requests == 6
+    assert len(said) == 1
+    assert "503" in said[0]
+    assert {one.labels["instance"] for one in found} == {url.removeprefix("http://")}
+    assert max(one.times_s.size for one in found) == 5
+
+
+def test_a_page_that_is_none_is_refused():
+    with serving(Api(other=html)) as url, pytest.raises(InvalidInput, match="is no page of metrics"):
+        scrape([url], 0.1, 0.1, Access(), Asked(), print)
+
+
+def exports(folder: Path, series) -> tuple[Path, Path]:
+    """The same series in both forms of CSV."""
+    long, wide = folder / "long.csv", folder / "wide.csv"
+    long.write_text(long_csv(series))
+    heads = [
+        "Time",
+        *('"{}{{{}}}"'.format(s.name, ",".join(f'{k}=""{v}""' for k, v in s.labels.items())) for s in series),
+    ]
+    times = sorted({t for one in series for t in one.times_s})
+    known = [dict(zip(one.times_s, one.values.tolist(), strict=True)) for one in series]
+    lines = [f"{1e3 * t:.0f}," + ",".join(str(one.get(t, "")) for one in known) for t in times]
+    wide.write_text("\n".join([",".join(heads), *lines]))
+    return long, wide
+
+
+def test_exports_in_both_forms_say_what_the_pages_say(series, tmp_path):
+    wanted = find(series)
+    for path in exports(tmp_path, series):
+        found = find(read_csv([path]))
+        assert found.joules == pytest.approx(wanted.joules)
+        assert found.models["resnet50:3"].total("requests") == pytest.approx(
+            wanted.models["resnet50:3"].total("requests")
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("metric,value\nnv_inference_count,1", "timestamp or time"),
+        ("metric,timestamp,value,model\nnv_inference_count,then,1,m", "line 2: no time"),
+        ("metric,timestamp,value,model\nnv_inference_count,17e8,3 W,m", "line 2: no number"),
+        ("metric,timestamp,value,model\nnv_inference_count,inf,3,m", "line 2: no time"),
+    ],
+)
+def test_a_wrong_export_is_refused_by_line_and_column(text, wanted, tmp_path):
+    path = tmp_path / "export.csv"
+    path.write_text(text)
+    with pytest.raises(TrefoilError) as raised:
+        read_csv([path])
+    assert wanted in str(raised.value)
+    assert "Remedy" in str(raised.value)

@@ -1,0 +1,171 @@
+"""`trefoil assess`: what a fleet costs and would save, files that other commands take, and refusals in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.metric_pages import JOULES, SERVICE_S, World, long_csv, vllm
+from trefoil.assess.given import page_samples
+from trefoil.assess.series import series_of
+from trefoil.cli.main import app
+from trefoil.cli.run.scenario import System, load_system
+from trefoil.runtime.repository import load_family
+from trefoil.simulator.run import simulate
+from trefoil.simulator.scenario.schema import Scenario
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, ["assess", *words])
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory) -> Path:
+    """Export of 20 minutes of two servers on two GPUs without MIG."""
+    path = tmp_path_factory.mktemp("export") / "fleet.csv"
+    path.write_text(long_csv(World(base_per_s=12.0, period_s=1200.0).series(1200.0, 30.0)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def answered(export, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "assessed"
+    done = run("--from-csv", str(export), "--out", str(out), "--seeds", "2", "--jobs", "1", "--json", "--carbon", "250")
+    assert done.exit_code == 0, done.output
+    return out, json.loads(done.stdout)
+
+
+def test_costs_and_savings_are_told_with_what_is_assumed(answered):
+    _, told = answered
+    world = World(base_per_s=12.0, period_s=1200.0)
+    assert told["joules"] == pytest.approx(sum(world.joules(n, 1200.0) for n in (0, 1)), rel=1e-6)
+    assert told["grams"] == pytest.approx(told["joules"] / 3.6e6 * 250.0 * 1.2, rel=1e-6)
+    answers = {one["lever"]: one for one in told["savings"]["answers"]}
+    assert set(answers) == {"sleep", "clocks", "mig", "placing", "variants", "together"}
+    assert answers["sleep"]["saving_pct"] > 5.0  # one of two devices carries the load
+    assert answers["together"]["saving_pct"] > answers["sleep"]["saving_pct"]
+    assert answers["sleep"]["low_pct"] <= answers["sleep"]["saving_pct"] <= answers["sleep"]["high_pct"]
+    assert "alike" in answers["placing"]["why_none"]
+    assert any("accuracy of resnet50: 1 assumed (--accuracy resnet50=0.76)" in line for line in told["assumed"])
+    assert any("SLO of resnet50: p95 <= 110 ms, 2 times its p95" in line for line in told["assumed"])
+    assert any("by a law" in line for line in told["risks"])
+
+
+def test_the_files_are_taken_as_they_are(answered):
+    out, _ = answered
+    assert {"scenario.toml", "up.toml", "profile.csv", "assess.json", "report.html", "families"} == {
+        p.name for p in out.iterdir()
+    }
+    scenario = Scenario.load(out / "scenario.toml")
+    assert scenario.families[0].arrivals.points
+    summary = simulate(scenario.model_copy(update={"duration_s": 300.0})).summary
+    assert summary.answered > 0
+    system = load_system(out / "up.toml", System)
+    assert (system.fleet.devices, system.family.name) == (("A100-SXM4-40GB",) * 2, "resnet50")
+    family, rows = load_family(system.family.repository / "resnet50", system.family.profile_override)
+    (found,) = (row for row in rows if (row.device_type, row.slice_type) == ("A100-SXM4-40GB-nomig", "whole"))
+    assert found.latency_ms_p50 == pytest.approx(1e3 * SERVICE_S, rel=1e-3)
+    assert found.energy_active_j_per_batch == pytest.approx(JOULES, rel=0.02)
+    assert system.slo_of("resnet50").latency_ms == family.classes[""][0] == 110.0
+    page = (out / "report.html").read_text()
+    assert "<svg" in page
+    assert "simulated" in page
+
+
+def test_the_same_series_give_the_same_scenario(export, answered, tmp_path):
+    done = run("--from-csv", str(export), "--out", str(tmp_path), "--seeds", "0", "--carbon", "250")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "scenario.toml").read_bytes() == (answered[0] / "scenario.toml").read_bytes()
+    assert "Savings" not in done.stdout
+
+
+def digits(folder: Path, *words: str):
+    """Assessment of two servers of digits-l on boards with MIG."""
+    world = World(model="digits", version="4", profile="7g.40gb", base_per_s=12.0, period_s=1200.0)
+    (folder / "fleet.csv").write_text(long_csv(world.series(1200.0, 30.0)))
+    given = ["--from-csv", str(folder / "fleet.csv"), "--jobs", "1", "--json", "--out", str(folder / "out")]
+    done = run(*given, "--slo-latency-ms", "110", *words)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_family_of_the_repository_keeps_its_variants_and_its_profile_times_factors(tmp_path):
+    digits(tmp_path, "--seeds", "0")
+    scenario = Scenario.load(tmp_path / "out" / "scenario.toml")
+    family, rows = load_family(scenario.families[0].repository / "digits", scenario.families[0].profile)
+    assert len(family.variants) == 4
+    key = ("A100-SXM4-40GB", "7g.40gb", "digits-l", 1)
+    (found,) = (row for row in rows if (row.device_type, row.slice_type, row.variant, row.batch) == key)
+    assert found.latency_ms_p50 == pytest.approx(1e3 * SERVICE_S, rel=1e-3)
+
+
+@pytest.mark.long
+def test_every_lever_of_such_a_family_is_played(tmp_path):
+    answers = {one["lever"]: one for one in digits(tmp_path, "--seeds", "2")["savings"]["answers"]}
+    assert all(answers[name]["saving_pct"] is not None for name in ("sleep", "variants", "clocks", "mig", "together"))
+    assert answers["together"]["saving_pct"] > answers["sleep"]["saving_pct"] > 5.0
+
+
+def test_models_that_answer_the_same_question_are_variants_by_the_operators_word(tmp_path):
+    small, large = World(model="small", servers=1), World(model="large", servers=1)
+    samples = []
+    for at_s in range(0, 1200, 30):
+        for n, world in enumerate((small, large)):
+            page = world.triton(0, at_s).replace("GPU-0", f"GPU-{n}")
+            samples += page_samples(page, 1.7e9 + at_s, "t", instance=f"h{n}:8002", pod=f"triton-{n}")
+        samples += page_samples(small.dcgm(at_s, devices=2), 1.7e9 + at_s, "d")
+    (tmp_path / "fleet.csv").write_text(long_csv(series_of(samples)))
+    words = ["--from-csv", str(tmp_path / "fleet.csv"), "--seeds", "0", "--out", str(tmp_path / "out")]
+    done = run(*words, "--variants", "net=small,large", "--accuracy", "small=0.7", "--accuracy", "large=0.8")
+    assert done.exit_code == 0, done.output
+    family, _ = load_family(tmp_path / "out" / "families" / "net", tmp_path / "out" / "profile.csv")
+    assert {v.name: v.accuracy for v in family.variants} == {"small-3": 0.7, "large-3": 0.8}
+    assert Scenario.load(tmp_path / "out" / "scenario.toml").families[0].objective.accuracy.floor == pytest.approx(
+        0.75 * 0.98
+    )
+    done = run(*words, "--variants", "net=small,medium")
+    assert done.exit_code == 2
+    assert "--variants = 'medium': no such model was asked" in done.stderr
+
+
+def test_vllm_is_assessed_too(tmp_path):
+    world, samples = World(servers=1), []
+    for at_s in range(0, 1200, 30):
+        samples += page_samples(vllm("meta-llama/Llama-3-8B", 0.5 * at_s), 1.7e9 + at_s, "v", pod="triton-0")
+        samples += page_samples(world.dcgm(at_s, devices=2), 1.7e9 + at_s, "d")
+    (tmp_path / "fleet.csv").write_text(long_csv(series_of(samples)))
+    done = run("--from-csv", str(tmp_path / "fleet.csv"), "--seeds", "1", "--jobs", "1", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["models"]["meta-llama/Llama-3-8B"]["latency_basis"] == "histogram"
+    assert any(one["lever"] == "sleep" and one["saving_pct"] > 0 for one in told["savings"]["answers"]), told["savings"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ((), "give one of --prometheus URL, --scrape URL, --from-csv FILE"),
+        (("--prometheus", "http://x", "--scrape", "http://y"), "source: one source is read"),
+        (("--prometheus", "http://x", "--since", "soon"), "--since = 'soon': not a time"),
+        (("--prometheus", "http://x", "--since", "1h", "--until", "2h"), "not before --until"),
+        (("--prometheus", "http://127.0.0.1:9", "--user", "me"), "--user = 'me': has no password"),
+        (("--prometheus", "https://127.0.0.1:9", "--tls-ca", "/nowhere.pem"), "--tls-ca = '/nowhere.pem'"),
+        (("--prometheus", "http://127.0.0.1:9", "--header", "X"), "no '=' in it"),
+        (("--from-csv", "/nowhere.csv"), "--from-csv = '/nowhere.csv': cannot be read"),
+        (("--from-csv", "EXPORT", "--slo-latency-ms", "resnet50=-5"), "--slo-latency-ms resnet50 = -5.0: must be > 0"),
+        (("--from-csv", "EXPORT", "--accuracy", "resnet51=0.7"), "did you mean resnet50"),
+        (("--from-csv", "EXPORT", "--accuracy", "resnet50=good"), "is not a number"),
+        (("--from-csv", "EXPORT", "--carbon", "/nowhere.csv"), "/nowhere.csv"),
+        (("--from-csv", "EXPORT", "--carbon", "-3"), "--carbon = '-3'"),
+        (("--from-csv", "EXPORT", "--device-type", "A1000"), "--device-type = 'A1000': no such device type"),
+    ],
+)  # fmt: skip
+def test_each_refusal_is_one_line_with_a_remedy(words, wanted, export, monkeypatch):
+    monkeypatch.delenv("TREFOIL_ASSESS_TOKEN", raising=False)
+    done = run(*(str(export) if word == "EXPORT" else word for word in words))
+    assert done.exit_code == 2, done.output
+    errors = [line for line in done.stderr.splitlines() if line.startswith("trefoil: ")]
+    assert len(errors) == 1
+    assert wanted in errors[0]
+    assert "Remedy" in errors[0]

@@ -1,0 +1,276 @@
+"""Families of the found models: variants, accuracies, SLO, and a profile fitted to the found points.
+
+A family that the repository has keeps its own profile, times factors: found over profiled milliseconds and joules of
+the served variant; other variants get the factors' mean. Any other model gets rows by a law: its time goes with
+(SMs x clock of the found slice / of the row's) to the power `ALPHA`, between 0 for a model that leaves most of a GPU
+idle and 1 for one that fills it; an execution's joules stay those that were found.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from controller.planners.profile_rows import effective_row
+from power_agent.devices.nvml_words import device_type_name
+from trefoil.assess.finding import Found, FoundDevice, FoundModel
+from trefoil.assess.fitting import SIGMA_MIN, UNKNOWN_SIGMA, BoardFit
+from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.device_types import DEVICE_TYPES, NO_MIG, UNKNOWN_MAX_W, reported_type, slice_type, unknown_board_name
+from trefoil.core.errors import SettingError, one_of
+from trefoil.core.fleet import DeviceType
+from trefoil.core.units import MS_PER_S
+from trefoil.installation import MODELS
+from trefoil.profiler.cost_law import NORMAL_QUANTILES, Point
+from trefoil.profiler.profile_csv import ProfilePoint
+from trefoil.runtime.repository import family_folders, load_family
+
+ALPHA: Final = 0.5
+CV: Final = 0.05
+SLO_FACTOR: Final = 2.0  # of the p95 that was found
+MEAN_FACTOR: Final = 4.0  # of the mean, where no series says quantiles
+MEMORY_MIB: Final = 2048
+LOAD_S: Final = 10.0
+LEAST_MS: Final = 0.01
+BATCH_SHARE: Final = 0.5  # of a batch's time and joules that does not grow with it, where one batch size was seen
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Terms that metrics cannot say. `variants`: models that answer the same question, by a family's name."""
+
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slo_ms: Mapping[str, float] = field(default_factory=dict)
+    below_best_pct: float = 2.0
+    device_type: str = ""
+    repository: Path = MODELS
+    pue: float = 1.2
+
+
+@dataclass(slots=True)
+class FittedFamily:
+    """Family with what was found of it: which model is which variant, a profile, relative errors, SLO, accuracy floor.
+
+    `joins`: its server joins requests that wait. `folder`: in the repository; None: by the law.
+    """
+
+    family: Family
+    models: Sequence[FoundModel]
+    slo_ms: float
+    served: dict[str, str] = field(default_factory=dict)
+    points: list[ProfilePoint] = field(default_factory=list)
+    sigma_j: float = SIGMA_MIN
+    floor: float = 0.0
+    joins: bool = False
+    folder: Path | None = None
+
+    @property
+    def items(self) -> float:
+        """Items of a request."""
+        return fmean(model.items for model in self.models)
+
+    @property
+    def sigma_ms(self) -> float:
+        """Relative error of the mean service time, from its scatter over the bins."""
+        errors = []
+        for model in self.models:
+            requests = model.count("requests")
+            seconds = model.count("infer_s") if model.total("infer_s") else model.count("request_s")
+            each = seconds[requests > 0] / requests[requests > 0]
+            enough = each.size > 2 and each.mean() > 0
+            errors.append(float(each.std() / each.mean() / each.size**0.5) if enough else UNKNOWN_SIGMA)
+        return min(UNKNOWN_SIGMA, max(SIGMA_MIN, *errors))
+
+    @property
+    def shown(self) -> list[Variant]:
+        """Variants that are served today."""
+        return [one for one in self.family.variants if one.name in self.served.values()]
+
+
+def board_type(device: FoundDevice, terms: Terms) -> DeviceType:
+    """Device type of a device; outside MIG that without it.
+
+    Raises:
+        SettingError: its board is not said.
+    """
+    if not (board := terms.device_type or device.board):
+        remedy = f"say it with --device-type: {one_of(sorted(DEVICE_TYPES), none='')}"
+        raise SettingError("no series says which board it is (DCGM's modelName)", field=device.name, remedy=remedy)
+    name = device_type_name(board)
+    if name not in DEVICE_TYPES:
+        if terms.device_type:
+            remedy = one_of(sorted(DEVICE_TYPES), name)
+            raise SettingError("no such device type", field="--device-type", value=name, remedy=remedy)
+        clocks = [round(device.clock_mhz)] if device.clock_mhz else []
+        name = unknown_board_name(name, round(device.memory_mib), device.limit_w or UNKNOWN_MAX_W, clocks)
+    elif not device.slices and name + NO_MIG in DEVICE_TYPES:
+        name += NO_MIG
+    return reported_type(name)
+
+
+@dataclass(slots=True)
+class Fitting:
+    """Fitting of families to what was found. `types`: device type by device; `notes`: what is assumed, a line each."""
+
+    found: Found
+    fits: Mapping[str, BoardFit]
+    types: Mapping[str, DeviceType]
+    terms: Terms
+    notes: list[str] = field(default_factory=list)
+
+    def families(self) -> list[FittedFamily]:
+        """Families of all models.
+
+        Raises:
+            SettingError: the terms name a model that was not found.
+        """
+        terms, models = self.terms, self.found.models
+        folders, plain = family_folders(terms.repository), {model.plain for model in models.values()}
+        groups = {family: list(members) for family, members in terms.variants.items()}
+        grouped = {model for members in groups.values() for model in members}
+        named = {"--variants": grouped, "--accuracy": terms.accuracy, "--slo-latency-ms": terms.slo_ms}
+        for option, names in named.items():
+            for name in filter(None, names):
+                if name not in {*plain, *models, *([] if option == "--variants" else groups)}:
+                    why, remedy = "no such model was asked in that time", one_of(plain, name)
+                    raise SettingError(why, field=option, value=name, remedy=remedy)
+        groups |= {name: [name] for name in sorted(plain - grouped)}
+        fitted = []
+        for name, members in groups.items():
+            own = [m for m in models.values() if m.name in members or m.plain in members]
+            one = (name in folders and self._of_repository(folders[name], own)) or self._by_law(name, own)
+            weights = [m.total("requests") for m in own]
+            accuracies = [one.family.variant(one.served[m.name]).accuracy for m in own]
+            one.floor = float(np.average(accuracies, weights=weights)) * (1 - terms.below_best_pct / 100)
+            fitted.append(one)
+        return fitted
+
+    def _place(self, model: FoundModel) -> tuple[FoundDevice, DeviceType, str, int]:
+        """Device, its type, slice type and clock [MHz] on which a model was found first."""
+        name, instance = model.replicas[0].devices[0]
+        device, kind = self.found.devices[name], self.types[name]
+        shape = device.slices.get(instance) or next(iter(device.slices.values()), "")
+        if shape not in [one.name for one in kind.slice_types]:
+            shape = kind.slice_types[-1].name
+        return device, kind, shape, round(device.clock_mhz) or max(kind.clocks_mhz, default=0)
+
+    def _slo_ms(self, models: Sequence[FoundModel], name: str, stated_ms: float = 0.0) -> float:
+        """SLO: as given, as the repository states it, or from what was found."""
+        terms = self.terms.slo_ms
+        if given := next((terms[key] for key in (name, *(m.name for m in models), "") if key in terms), 0.0):
+            return given
+        what, ms = "as its family.toml says", stated_ms
+        if not stated_ms:
+            slowest = max(models, key=lambda m: m.latency_ms.get(0.95, MEAN_FACTOR / SLO_FACTOR * m.request_ms))
+            ms, what = MEAN_FACTOR * slowest.request_ms, f"{MEAN_FACTOR:g} times its mean, as no series says quantiles"
+            if p95 := slowest.latency_ms.get(0.95):
+                ms, what = SLO_FACTOR * p95, f"{SLO_FACTOR:g} times its p95"
+        self.notes.append(f"SLO of {name}: p95 <= {ms:.3g} ms, {what} (--slo-latency-ms {name}=MS)")
+        return float(f"{ms:.3g}")
+
+    def _of_repository(self, folder: Path, models: Sequence[FoundModel]) -> FittedFamily | None:
+        """Family as the repository has it; None where a model's version, or its profile here, is not there."""
+        family, rows = load_family(folder)
+        catalog = Catalog((family,), tuple(row for row in rows if not row.cohosted and not row.stage))
+        one, factors = FittedFamily(family, models, 0.0, joins=family.batching, folder=folder), dict[str, list[float]]()
+        for model in models:
+            variant = next((v for v in family.variants if str(v.version) == model.version), None)
+            device, kind, shape, clock_mhz = self._place(model)
+            if variant is None:
+                return None
+            row = effective_row(catalog, kind, slice_type(kind, shape), family, variant, model.batch, clock_mhz)
+            if row is None:
+                return None
+            joules = self.fits[device.board].joules[model.name]
+            e = joules / row.energy_active_j_per_batch if row.energy_active_j_per_batch and joules else 1.0
+            one.served[model.name], factors[variant.name] = variant.name, [model.service_ms / row.latency_ms_p50, e]
+            one.sigma_j = max(one.sigma_j, self.fits[device.board].sigma[model.name])
+        mean = np.mean(list(factors.values()), axis=0).tolist()
+        for row in catalog.rows:
+            latency = (row.latency_ms_p50, row.latency_ms_p95, row.latency_ms_p99)
+            point = ProfilePoint(
+                row.device_type, row.slice_type, row.variant, row.batch, row.clock_mhz, latency, row.throughput_per_s,
+                row.energy_active_j_per_batch, row.memory_mib, samples=0, clock_sensitivity=row.clock_sensitivity,
+            )  # fmt: skip
+            one.points.append(_scaled(point, *factors.get(row.variant, mean)))
+        accuracy = self.terms.accuracy
+        variants = tuple(replace(v, accuracy=accuracy.get(v.name, v.accuracy)) for v in family.variants)
+        one.family = replace(family, variants=variants)
+        one.slo_ms = self._slo_ms(models, family.name, family.classes.get("", (0.0, 0.0))[0])
+        self.notes.append(
+            f"{family.name}: the repository's profile, times {mean[0]:.3f} in ms, {mean[1]:.3f} in joules"
+        )
+        return one
+
+    def _by_law(self, name: str, models: Sequence[FoundModel]) -> FittedFamily:
+        slo_ms, variants, accuracies = self._slo_ms(models, name), list[Variant](), self.terms.accuracy
+        joins = any(m.engine == "vllm" or 0 < m.total("executions") < 0.9 * m.computed for m in models)
+        one = FittedFamily(Family(family_name(name), "accuracy", ()), models, slo_ms, joins=joins)
+        for number, model in enumerate(models, 1):
+            own = family_name(model.name if len(models) > 1 else model.plain)
+            accuracy = accuracies.get(model.name, accuracies.get(model.plain))
+            if accuracy is None:
+                self.notes.append(f"accuracy of {model.plain}: 1 assumed (--accuracy {model.plain}=0.76)")
+            device, kind, shape, clock_mhz = self._place(model)
+            fit = self.fits[device.board]
+            memory_mib = int(device.used_mib / max(1, len(self.found.on(device.name)))) or MEMORY_MIB
+            known = (
+                1.0 if accuracy is None else accuracy,
+                "trefoil assess --accuracy",
+                memory_mib,
+                LOAD_S,
+                0,
+                "not known",
+            )
+            variants.append(Variant(own, number, *known))
+            one.served[model.name], one.sigma_j = own, max(one.sigma_j, fit.sigma[model.name])
+            batch, ms = max(1, round(model.batch)), max(model.service_ms, LEAST_MS)
+            point = ProfilePoint(
+                kind.name, shape, own, batch, clock_mhz, _quantiles_ms(model, ms), batch * MS_PER_S / ms,
+                fit.joules[model.name], memory_mib, samples=0, clock_sensitivity=1.0,
+            )  # fmt: skip
+            one.points += _by_slices(point, kind, self.types.values())
+        one.family = replace(one.family, variants=tuple(variants), classes={"": (slo_ms, 0.95)})
+        self.notes.append(f"{name}: no profile of it in the repository; on other slices than the found one by a law")
+        return one
+
+
+def family_name(text: str) -> str:
+    """Name that a family may have, from a model's: `meta-llama/Llama-3-8B` is `meta-llama-Llama-3-8B`."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:60] or "model"
+
+
+def _quantiles_ms(model: FoundModel, ms: float) -> tuple[float, float, float]:
+    """Quantiles of the service time: of an engine that decodes together as its requests scatter, else near the mean."""
+    p50, p95, p99 = (Point(ms, CV, 0.0).quantile_ms(name) for name in NORMAL_QUANTILES)
+    if model.engine == "vllm" and model.latency_ms and model.request_ms:
+        p50, p95, p99 = (max(LEAST_MS, model.latency_ms[q] * ms / model.request_ms) for q in (0.5, 0.95, 0.99))
+    return p50, p95, p99
+
+
+def _scaled(point: ProfilePoint, t: float, e: float) -> ProfilePoint:
+    """Point that takes `t` times as long and `e` times the joules."""
+    p50, p95, p99 = (t * ms for ms in point.latency_ms)
+    rate, joules = point.throughput_per_s / t, e * (point.energy_active_j or 0.0)
+    return replace(point, latency_ms=(p50, p95, p99), throughput_per_s=rate, energy_active_j=joules)
+
+
+def _by_slices(found: ProfilePoint, kind: DeviceType, types: Iterable[DeviceType]) -> Iterable[ProfilePoint]:
+    """The found point on every slice of these types, in MIG mode and outside it; of a batch also of one item."""
+    here = slice_type(kind, found.slice_type).sm_count * max(kind.clocks_mhz, default=1)
+    names = {one.name for one in types}
+    for other in map(reported_type, sorted(names | {name.removesuffix(NO_MIG) for name in names})):
+        clock_mhz = found.clock_mhz if other.clocks_mhz == kind.clocks_mhz else max(other.clocks_mhz, default=0)
+        for shape in other.slice_types:
+            ratio = here / (shape.sm_count * max(other.clocks_mhz, default=1))
+            there = replace(found, device_type=other.name, slice_type=shape.name, clock_mhz=clock_mhz)
+            yield (point := _scaled(there, ratio**ALPHA, 1.0))
+            if found.batch > 1:
+                share = BATCH_SHARE + (1 - BATCH_SHARE) / found.batch
+                rate = point.throughput_per_s / found.batch
+                yield _scaled(replace(point, batch=1, throughput_per_s=rate), share, share)

@@ -1,0 +1,258 @@
+"""Scenario of a found fleet: files that `simulate`, `compare` and `up` take, and the same fleet with one lever each.
+
+Written: scenario.toml, up.toml, a profile.csv of each family, and families/NAME/family.toml of those that no repository
+has. The levers are scenarios too: what a lever may not use is left out of family and profile, and where devices have to
+stay awake each family is spread over as many as it has today.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from trefoil.assess.families import FittedFamily, Terms
+from trefoil.assess.finding import Found
+from trefoil.assess.series import Floats
+from trefoil.core.catalog import Variant
+from trefoil.core.device_types import DRIVERS, NO_MIG, placements, reported_type
+from trefoil.core.errors import InvalidInput
+from trefoil.core.fleet import DeviceKind, DeviceType
+from trefoil.core.units import DAY_S, HOUR_S
+from trefoil.profiler.profile_csv import ProfilePoint, ProfileProvenance, profile_text, write_profile
+from trefoil.simulator.scenario.schema import Scenario
+
+REQUESTS_MAX: Final = 20_000  # that are simulated one by one; more are a flow
+SPAN_MAX_S: Final = 7 * DAY_S
+COVERED_MIN: Final = 0.5
+LAW_SIGMA: Final = 0.3  # of times on slices that are by the law
+PLANNER: Final = "trefoil.assess.today:AsFound"
+NOISE: Final = (("latency", "sigma_ms"), ("energy", "sigma_j"))
+FLUID: Final = {"fidelity": "fluid", "parts": {"planner": {"demand_step": 1.05}}}
+FLUID_CONTROL: Final = {"move_horizon_s": HOUR_S, "tick_min_s": 6 * HOUR_S}
+
+
+@dataclass(slots=True)
+class PlayedFleet:
+    """Fleet as the simulator has it: types by node, what each device hosts (JSON of `today.AsFound`), families."""
+
+    found: Found
+    families: Sequence[FittedFamily]
+    terms: Terms
+    zone: Mapping[str, Any]
+    """Its name, and the keys of `carbon.zones`."""
+    date: str
+    nodes: dict[str, list[str]]
+    placed: dict[str, list[Any]]
+    left_out: list[str]
+    """Devices of servers that span several."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether families share a slice."""
+        return any(len(models) > 1 for slices in self.placed.values() for _, models in slices)
+
+    def spread(self, family: str) -> int:
+        """Devices that a family is on."""
+        hosted = ({name for _, models in slices for name, _ in models} for slices in self.placed.values())
+        return sum(family in names for names in hosted)
+
+
+def fleet_of(
+    found: Found, types: Mapping[str, DeviceType], families: Sequence[FittedFamily], terms: Terms,
+    zone: Mapping[str, Any], date: str,
+) -> PlayedFleet:  # fmt: skip
+    """Fleet of what was found.
+
+    Raises:
+        InvalidInput: every server spans several devices.
+    """
+    pairs = [(model, one) for model in found.models.values() for one in model.replicas]
+    wide = {name for _, one in pairs if len(one.devices) > 1 for name, _ in one.devices}
+    served = {model: (one.family.name, variant) for one in families for model, variant in one.served.items()}
+    nodes, placed = defaultdict[str, list[str]](list), dict[str, list[Any]]()
+    for name in sorted(set(found.devices) - wide, key=lambda name: (found.devices[name].host, name)):
+        device, kind = found.devices[name], types[name]
+        node = re.sub(r"[^a-z0-9-]+", "-", device.host.lower()).strip("-") or "node0"
+        wanted = Counter(device.slices.values())
+        cuts = [cut for cut in placements(kind) if not wanted - Counter(part[0] for part in cut)]
+        left = list(min(cuts or placements(kind), key=lambda cut: len(cut)))
+        places = dict[str, tuple[str, int, int]]()
+        for key, shape in sorted(device.slices.items()):  # of equal slices the first has the lowest id
+            places[key] = next((part for part in left if part[0] == shape and part not in places.values()), left[0])
+        hosted = defaultdict[tuple[str, int, int], dict[str, str]](dict)
+        for number, (model, replica) in enumerate(found.on(name)):
+            place = places.get(dict(replica.devices)[name], left[number % len(left)])
+            family, variant = served[model.name]
+            hosted[place].setdefault(family, variant)
+        placed[f"{node}/gpu{len(nodes[node])}"] = [[key, [*models.items()]] for key, models in sorted(hosted.items())]
+        nodes[node].append(kind.name)
+    if not any(placed.values()):
+        why, remedy = "each server spans several devices, which the simulator has not", "see the table of models"
+        raise InvalidInput(why, field="models", value=", ".join(found.models), remedy=remedy)
+    return PlayedFleet(found, families, terms, zone, date, dict(nodes), placed, sorted(wide))
+
+
+def rates(found: Found, fitted: FittedFamily) -> Floats:
+    """Requests per second of a family by bin; where a bin is hardly covered, the mean of its hour on other days."""
+    covered = np.max([model.covered_s for model in fitted.models], axis=0)
+    rate = np.sum([model.count("requests") for model in fitted.models], axis=0) / np.maximum(covered, 1e-9)
+    known = covered > COVERED_MIN * found.bin_s
+    hours = ((found.edges_s[:-1] % DAY_S) // HOUR_S).astype(int)
+    for at in np.flatnonzero(~known):
+        same = known & (hours == hours[at])
+        rate[at] = rate[same].mean() if same.any() else rate[known].mean() if known.any() else 0.0
+    return np.asarray(rate)
+
+
+def toml_text(values: Mapping[str, Any], table: str = "") -> str:
+    """Text of a TOML file: values of JSON, tables, and lists of tables."""
+    plain = {k: v for k, v in values.items() if not isinstance(v[0] if isinstance(v, list) and v else v, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    text = "".join(f"{line}\n" for line in lines)
+    for key, value in values.items():
+        name = table + (key or '""')
+        if isinstance(value, dict):
+            text += f"\n[{name}]\n{toml_text(value, f'{name}.')}"
+        elif key not in plain:
+            text += "".join(f"\n[[{name}]]\n{toml_text(one, f'{name}.')}" for one in value)
+    return text
+
+
+def write_family(
+    folder: Path,
+    fitted: FittedFamily,
+    variants: Sequence[Variant],
+    points: Sequence[ProfilePoint],
+    profile: Path,
+    date: str,
+) -> None:
+    """Write a family.toml below `folder`, unless that is the family's own, and a profile, of some variants."""
+    if folder != fitted.folder:
+        family, folder = fitted.family, folder / fitted.family.name
+        folder.mkdir(parents=True, exist_ok=True)
+        keys = ("name", "version", "accuracy", "accuracy_source", "memory_mib", "load_s", "macs", "licence")
+        tree: dict[str, Any] = {"name": family.name, "metric": family.metric, "generative": family.generative}
+        tree |= {"tokens_mean": family.tokens_mean} if family.generative else {}
+        tree["classes"] = {k: {"percentile": 100 * q, "latency_ms": ms} for k, (ms, q) in family.classes.items()}
+        tree["variants"] = [{key: getattr(one, key) for key in keys} for one in variants]
+        (folder / "family.toml").write_text(toml_text(tree), encoding="utf-8")
+    source = f"trefoil assess: {'fitted to' if fitted.folder else 'by a law from'} found points"
+    about = ProfileProvenance("the fleet that was read", date, "none", simulated=False, source=source, basis="modelled")
+    names = [one.name for one in variants]
+    text = profile_text([one for one in points if one.variant in names], about, estimate_energy=False)
+    write_profile(profile, folder, text, names)
+
+
+def write_files(out: Path, fleet: PlayedFleet) -> Path:
+    """Write the files of a found fleet; the path of scenario.toml."""
+    found, terms, zone = fleet.found, fleet.terms, fleet.zone
+    kept = found.edges_s[:-1] >= found.edges_s[-1] - SPAN_MAX_S - 1.0
+    load = {one.family.name: rates(found, one)[kept] for one in fleet.families}
+    fluid = sum(float(rate.sum()) for rate in load.values()) * found.bin_s > REQUESTS_MAX
+    families, own = [], dict[str, tuple[dict[str, Any], str]]()
+    for one in fleet.families:
+        name, profile = one.family.name, "profile.csv" if len(fleet.families) == 1 else f"profile-{one.family.name}.csv"
+        out.mkdir(parents=True, exist_ok=True)
+        write_family(one.folder or out / "families", one, one.family.variants, one.points, out / profile, fleet.date)
+        points = [[round((n + 0.5) * found.bin_s, 1), float(f"{rate:.6g}")] for n, rate in enumerate(load[name])]
+        repository = str(one.folder.parent) if one.folder else "families"
+        own[name] = {"name": name, "repository": str((out / repository).resolve())}, str((out / profile).resolve())
+        objective = {
+            "window_s": DAY_S, "slo": {"latency_ms": one.slo_ms, "percentile": 95.0}, "accuracy": {"floor": one.floor},
+        }  # fmt: skip
+        families.append(
+            {"name": name, "repository": repository, "profile": profile, "items": one.items, "allow_missing": True}
+            | ({"batch_delay_ms": 0.0} if one.joins else {}) | {"arrivals": {"points": points}, "objective": objective}
+        )  # fmt: skip
+    tree = {
+        "name": "assess", "policy": "exact", "duration_s": float(kept.sum() * found.bin_s),
+        **(FLUID | {"step_s": min(300.0, found.bin_s / 4)} if fluid else {}),
+        "control": {"pue": terms.pue} | (FLUID_CONTROL if fluid else {}),
+        "noise": {name: max(getattr(o, of) for o in fleet.families) for name, of in NOISE},
+        "nodes": [{"name": node, "zone": zone["name"], "devices": kinds} for node, kinds in fleet.nodes.items()],
+        "carbon": {"zones": {zone["name"]: {key: value for key, value in zone.items() if key != "name"}}},
+        "families": families,
+    }  # fmt: skip
+    head = f"# Written by trefoil assess on {fleet.date}: {len(found.devices)} devices, {len(found.models)} models.\n"
+    (out / "scenario.toml").write_text(head + toml_text(tree), encoding="utf-8")
+    (out / "up.toml").write_text(head + toml_text(_up(fleet, own, load)), encoding="utf-8")
+    return out / "scenario.toml"
+
+
+def _up(
+    fleet: PlayedFleet, own: Mapping[str, tuple[dict[str, Any], str]], load: Mapping[str, Floats]
+) -> dict[str, Any]:
+    """Settings of `trefoil up`: the first node, simulated where its boards can be, else this machine."""
+    node, kinds = next(iter(fleet.nodes.items()))
+    devices = [kind.removesuffix(NO_MIG) for kind in kinds]
+    first, *others = fleet.families
+    family, profile = own[first.family.name]
+    constant, trace = fleet.zone.get("constant_g_per_kwh"), fleet.zone.get("trace")
+    day = {"trace": trace, "trace_h": 24.0, "step_h": 1.0, "steps": 24, "step_s": HOUR_S}
+    return {
+        "policy": "exact", "pue": fleet.terms.pue, "demand_initial_per_s": float(load[first.family.name].mean()),
+        "fleet": {"node": node} | ({"devices": devices} if all(d in DRIVERS for d in devices) else {"kind": "real"}),
+        "family": family | {"profile_override": profile},
+        "more_families": [{"name": o.family.name, "slo": {"latency_ms": o.slo_ms}} for o in others],
+        "slo": {"percentile": 95.0, "latency_ms": first.slo_ms},
+        "accuracy": {"floor": first.floor, "hard_floor": 0.9 * first.floor},
+        "availability": {"replicas_min": 1, "spread_min": 1},
+        "carbon": {"zone": fleet.zone["name"]} | (day if trace else {}),
+        "carbon_feed": {} if trace else {"provider": "constant", "static_g_per_kwh": constant},
+    }  # fmt: skip
+
+
+def lever_scenarios(path: Path, scratch: Path, fleet: PlayedFleet) -> tuple[dict[str, Scenario], dict[str, str]]:
+    """Scenarios of the fleet as found (`today`) and with each lever, by its name; and of levers that do not apply, why.
+
+    `scratch`: folder for families and profiles of what a lever may use.
+    """
+    base, kinds = Scenario.load(path), {kind for node in fleet.nodes.values() for kind in node}
+    mig = any(reported_type(kind.removesuffix(NO_MIG)).kind == DeviceKind.MIG_GPU for kind in kinds)
+    several = any(len(one.family.variants) > len(one.shown) for one in fleet.families)
+    why_not = {
+        "variants": ""
+        if several
+        else "no model has another variant: --variants NAME=A,B of models found, or --repository",
+        "clocks": "" if any(reported_type(kind).clock_lockable for kind in kinds) else "no board's clock can be locked",
+        "mig": "" if mig else "no board has MIG",
+        "placing": "" if len(kinds) > 1 else "all devices are alike, and lie in one zone",
+    }
+    levers = {name: name for name in ("sleep", *why_not) if not why_not.get(name)}
+    found = {"today": _scenario(base, scratch, fleet, "today", "base", "")}
+    found |= {name: _scenario(base, scratch, fleet, name, "static_mix", name) for name in levers}
+    found["together"] = _scenario(base, scratch, fleet, "together", "exact", " ".join(levers))
+    return found, {name: why for name, why in why_not.items() if why}
+
+
+def _scenario(base: Scenario, scratch: Path, fleet: PlayedFleet, name: str, policy: str, levers: str) -> Scenario:
+    """Scenario of a policy that may use these levers."""
+    variants, mig, sleeps, clocks = (one in levers.split() for one in ("variants", "mig", "sleep", "clocks"))
+    shapes = {place[0] for slices in fleet.placed.values() for place, _ in slices}
+    served = []
+    for one, told in zip(fleet.families, base.families, strict=True):
+        folder = scratch / f"{'all' if variants else 'served'}{'-mig' if mig else ''}"
+        points = [p for p in one.points if mig or p.slice_type in shapes]
+        profile = folder / f"{one.family.name}.csv"
+        write_family(folder, one, one.family.variants if variants else one.shown, points, profile, fleet.date)
+        spread = 1 if sleeps else fleet.spread(one.family.name)
+        kept = {"availability": {"spread_min": spread, "replicas_min": spread}}
+        own = told.model_dump() | {"repository": folder, "profile": profile}
+        served.append(own | {"objective": own["objective"] | kept})
+    planner = dict(base.parts.get("planner", {})) | ({"families_per_slice": 4} if fleet.shared else {})
+    tree = base.model_dump() | {"name": name, "policy": policy, "families": served}
+    if policy == "base":
+        tree["planner"], planner = PLANNER + "Shared" * fleet.shared, {"placement": json.dumps(fleet.placed)}
+    elif clocks:
+        planner["clocks"] = "planned"
+    if mig:
+        for node in tree["nodes"]:
+            node["devices"] = tuple(kind.removesuffix(NO_MIG) for kind in node["devices"])
+        if any(one.folder is None for one in fleet.families):
+            tree["noise"]["latency"] = max(LAW_SIGMA, base.noise.latency)
+    return Scenario.model_validate(tree | {"parts": {"planner": planner}})

@@ -1,0 +1,153 @@
+"""Series of samples, the names that servers and exporters give them, and increases of counters.
+
+Names: Triton 23 to 26 (docs/user_guide/metrics.md), vLLM 0.6 to 0.32, DCGM exporter 3 and 4 (default-counters.csv).
+A counter that falls has restarted at zero. What lies between two samples further apart than a gap is not known: it is
+counted nowhere, and the time is not covered.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Labels = Mapping[str, str]
+
+US: Final = 1e-6
+MIB: Final = 2.0**-20
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """Samples of one series: name and labels as the source has them, times [s since 1970] ascending, values."""
+
+    name: str
+    labels: Labels
+    times_s: Floats
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a series stands for: the quantity, the factor to its unit, and where several names stand for one quantity,
+    which is preferred (0 first)."""
+
+    quantity: str
+    factor: float = 1.0
+    rank: int = 0
+
+
+MODEL_SERIES: Final[Mapping[str, Meaning]] = {
+    "nv_inference_request_success": Meaning("requests"),
+    "nv_inference_request_failure": Meaning("failures"),
+    "nv_inference_count": Meaning("items"),
+    "nv_inference_exec_count": Meaning("executions"),
+    "nv_inference_request_duration_us": Meaning("request_s", US),
+    "nv_inference_queue_duration_us": Meaning("queue_s", US),
+    "nv_inference_compute_input_duration_us": Meaning("input_s", US),
+    "nv_inference_compute_infer_duration_us": Meaning("infer_s", US),
+    "nv_inference_compute_output_duration_us": Meaning("output_s", US),
+    "nv_inference_request_summary_us": Meaning("quantile_s", US),
+    "nv_cache_num_hits_per_model": Meaning("cache_hits"),
+    "vllm:request_success_total": Meaning("requests"),
+    "vllm:e2e_request_latency_seconds_sum": Meaning("request_s"),
+    "vllm:e2e_request_latency_seconds_bucket": Meaning("bucket"),
+    "vllm:request_queue_time_seconds_sum": Meaning("queue_s"),
+    "vllm:time_in_queue_requests_sum": Meaning("queue_s", rank=1),  # 0.6 and 0.7
+    "vllm:generation_tokens_total": Meaning("tokens"),
+    "vllm:num_requests_running": Meaning("running"),
+}
+DEVICE_SERIES: Final[Mapping[str, Meaning]] = {
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": Meaning("joules", 1e-3),
+    "nv_energy_consumption": Meaning("joules", rank=1),
+    "DCGM_FI_DEV_POWER_USAGE": Meaning("watts"),
+    "nv_gpu_power_usage": Meaning("watts", rank=1),
+    "DCGM_FI_DEV_POWER_MGMT_LIMIT": Meaning("limit_w"),
+    "nv_gpu_power_limit": Meaning("limit_w", rank=1),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": Meaning("activity"),
+    "DCGM_FI_DEV_GPU_UTIL": Meaning("activity", 0.01, rank=1),
+    "nv_gpu_utilization": Meaning("activity", rank=2),
+    "DCGM_FI_DEV_SM_CLOCK": Meaning("clock_mhz"),
+    "DCGM_FI_DEV_FB_USED": Meaning("used_mib"),
+    "DCGM_FI_DEV_FB_FREE": Meaning("free_mib"),
+    "nv_gpu_memory_used_bytes": Meaning("used_mib", MIB, rank=1),
+    "nv_gpu_memory_total_bytes": Meaning("memory_mib", MIB),
+}
+SERIES: Final[Mapping[str, Meaning]] = {**MODEL_SERIES, **DEVICE_SERIES}
+COUNTERS: Final = frozenset(
+    {"requests", "failures", "items", "executions", "request_s", "queue_s", "input_s", "infer_s", "output_s"}
+    | {"cache_hits", "bucket", "tokens", "joules"}
+)
+CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "k8s_cluster_name")
+"""Labels that tell apart the clusters of one Prometheus."""
+
+
+def meaning(name: str) -> Meaning | None:
+    """What a series stands for by its name; None: it is not read. OpenMetrics ends the names of counters `_total`."""
+    return SERIES.get(name) or SERIES.get(name.removesuffix("_total"))
+
+
+def names_asked() -> tuple[str, ...]:
+    """Every name under which a series that is read may be found."""
+    plain = (n for n in SERIES if SERIES[n].quantity in COUNTERS and not re.search("_(total|sum|bucket)$", n))
+    return (*SERIES, *(f"{name}_total" for name in plain))
+
+
+def spacing_s(times_s: Floats) -> float:
+    """Usual distance of two samples [s]; 0 for fewer than two."""
+    return float(np.median(np.diff(times_s))) if times_s.size > 1 else 0.0
+
+
+def increases(times_s: Floats, values: Floats, edges_s: Floats, gap_s: float) -> tuple[Floats, Floats]:
+    """Increase of a counter in each bin, and how much of the bin is covered [s].
+
+    Linear between samples. A fall is a restart at zero: what it shows after has come since. Pairs of samples further
+    apart than `gap_s` add nothing. `edges_s`: n + 1 ascending edges of n bins; results have shape (n,).
+    """
+    if times_s.size < 2:
+        empty = np.zeros(edges_s.size - 1)
+        return empty, empty.copy()
+    widths, rises = np.diff(times_s), np.diff(values)
+    rises = np.where(rises < 0, values[1:], rises)
+    known = widths <= gap_s
+    at = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, rises, 0.0))))))
+    covered = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, widths, 0.0))))))
+    return at, covered
+
+
+def means(times_s: Floats, values: Floats, edges_s: Floats) -> Floats:
+    """Mean of a gauge's samples in each bin; NaN where there is none."""
+    place = np.searchsorted(edges_s, times_s, side="right") - 1
+    inside = (place >= 0) & (place < edges_s.size - 1)
+    count = np.bincount(place[inside], minlength=edges_s.size - 1)
+    total = np.bincount(place[inside], values[inside], minlength=edges_s.size - 1)
+    return np.asarray(np.divide(total, count, out=np.full(edges_s.size - 1, np.nan), where=count > 0))
+
+
+def merged(parts: Sequence[MetricSeries]) -> tuple[Floats, Floats]:
+    """One counter or gauge of which several label sets tell: its rows of MIG slices and pods, of two scrapers.
+
+    The largest value at each time: a pod that ends leaves its last value behind for minutes.
+    """
+    times = np.concatenate([one.times_s for one in parts])
+    values = np.concatenate([one.values for one in parts])
+    known, place = np.unique(times, return_inverse=True)
+    highest = np.full(known.size, -np.inf)
+    np.maximum.at(highest, place, values)
+    return known, highest
+
+
+def series_of(samples: Iterable[tuple[str, Labels, float, float]]) -> list[MetricSeries]:
+    """Series of single samples (name, labels, time [s], value), sorted by time; NaN is no sample, of two at one time
+    the last holds."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], dict[float, float]] = {}
+    for name, labels, at_s, value in samples:
+        if value == value:
+            found.setdefault((name, tuple(sorted(labels.items()))), {})[at_s] = value
+    return [
+        MetricSeries(name, dict(labels), np.array(sorted(points)), np.array([points[at] for at in sorted(points)]))
+        for (name, labels), points in found.items()
+    ]
