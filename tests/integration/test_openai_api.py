@@ -230,11 +230,13 @@ async def test_a_client_that_leaves_frees_its_place_within_a_second(client, worl
     streams = [await client.completions.create(**long) for _ in range(4)]
     for stream in streams:
         await anext(aiter(stream))
+    assert world.local.accounting.open_streams == len(streams)
     left_s = time.monotonic()
     for stream in streams:
         await stream.close()
     await until(lambda: world.idle)
     assert time.monotonic() - left_s < 1.0
+    assert not world.local.accounting.open_streams
 
 
 BAD = [

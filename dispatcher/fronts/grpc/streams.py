@@ -61,7 +61,7 @@ class Streams:
         stream = _Stream(self, caller, metadata.get(GRPC_ERROR) == "true", context.write, admit)
         refused: StatusError | None = None
         self._open.add(stream)
-        self.local.accounting.open_streams = len(self._open)
+        self.local.accounting.open_streams += 1
         try:
             await stream.run(context.read)
         except* StreamAborted as closed:
@@ -70,7 +70,7 @@ class Streams:
             refused = first.refused
         finally:
             self._open.discard(stream)
-            self.local.accounting.open_streams = len(self._open)
+            self.local.accounting.open_streams -= 1
         refused = refused or stream.ended
         if refused is not None:
             await context.abort(refused.code, refused.details, refused.trailers)
@@ -95,6 +95,7 @@ class Streams:
         async def send(answer: bytes) -> None:
             await take(pb.ModelStreamInferResponse.FromString(answer).infer_response)
 
+        self.local.accounting.open_streams += 1
         try:
             await answer_stream(self.local, self.inference, data, caller, send, wants_final=True, grpc_error=True)
         except asyncio.CancelledError as error:
@@ -102,6 +103,8 @@ class Streams:
             if isinstance(error, ClientLeft) or (task is not None and task.cancelling()):
                 raise
             raise StatusError(grpc.StatusCode.UNAVAILABLE, CLOSED) from error
+        finally:
+            self.local.accounting.open_streams -= 1
 
     def close(self) -> None:
         """Close all streams since the process stops: what is under way is answered, and clients open them anew
