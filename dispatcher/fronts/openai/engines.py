@@ -13,6 +13,7 @@ from dispatcher.fronts.openai.bodies import COMPLETION_TOKENS, Asked
 from dispatcher.fronts.openai.text import AnswerText
 from dispatcher.fronts.rest.generate import decode
 from dispatcher.request.contracts import Contract
+from dispatcher.request.decoupled import TOKENS_IN, TOKENS_OUT, engine_count
 from dispatcher.routing.core.receipts import SLICE
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.given.llm_backends import ANSWER, MAX_TOKENS, PROMPT, SAMPLING, VLLM, api_of
@@ -117,7 +118,7 @@ class TextAnswer:
         piece = told.get("TOKEN" if api == GREEDY else ANSWER)
         if piece is None:
             return ""
-        self._count(told, api)
+        self._count(response, api)
         reason = _first(told.get("finish_reason"))
         self._reason = reason if reason not in (None, "", "None") else self._reason
         return self._text.add(str(_first(piece) or "").encode("utf-8", "surrogateescape"))
@@ -150,12 +151,11 @@ class TextAnswer:
         found = {"prompt_tokens": prompt, "completion_tokens": self._tokens, "total_tokens": prompt + self._tokens}
         return found | ({"trefoil_estimated": "; ".join(estimated)} if estimated else {})
 
-    def _count(self, told: Mapping[str, Any], api: str) -> None:
-        count = _first(told.get("num_output_tokens"))
-        self._tokens += 1 if count is None else int(count)
+    def _count(self, response: Any, api: str) -> None:
+        count, prompt = engine_count(response, TOKENS_OUT), engine_count(response, TOKENS_IN)
+        self._tokens += 1 if count is None else count
         self._counted = self._counted and (count is not None or api == GREEDY)
-        prompt = _first(told.get("num_input_tokens"))
-        self._prompt_tokens = self._prompt_tokens if prompt is None else int(prompt)
+        self._prompt_tokens = self._prompt_tokens if prompt is None else prompt
 
 
 def _first(value: Any) -> Any:
