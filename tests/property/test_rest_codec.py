@@ -81,7 +81,7 @@ def test_a_request_of_tritonclient_arrives_as_it_was_meant(
     for tensor_, raw, sent, value in zip(message.inputs, message.raw_input_contents, inputs, values, strict=True):
         assert (tensor_.name, tensor_.datatype, list(tensor_.shape)) == (sent.name(), sent.datatype(), sent.shape())
         assert raw == contents(value)
-    given_ = {name: codec._value(each) for name, each in message.parameters.items()}
+    given_ = {name: codec.parameter_value(each) for name, each in message.parameters.items()}
     if sequence:
         assert given_.pop("sequence_id") % 2**64 == sequence
         assert (given_.pop("sequence_start"), given_.pop("sequence_end")) == (start, not start)
