@@ -6,8 +6,9 @@ noisy machine is the same for both. Then one long job, through which processes a
 that owns it, a Triton), Redis is emptied and the disk of the jobs is full for a while. Each item's answer is compared
 with onnxruntime's own for the variant that gave it.
 
-Run: `make e2e-jobs` (`ARGS='--items 10000 --rounds 2'` for a look). Prints a table, writes out/bench/jobs_served.json,
-exits with 1 where an item is missing, twice or wrong, a request failed, or p95 moved by more than P95_RATIO_MAX.
+Run: `make e2e-jobs` (`ARGS='--items 10000 --rounds 2'` for a look). Prints a table, writes it to
+out/bench/jobs_served.json, exits with 1 where an item is missing, twice or wrong, a request failed, or p95 moved by
+more than P95_RATIO_MAX.
 """
 
 import argparse

@@ -20,9 +20,10 @@ from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.core.pace import Allowance, Pace
 from dispatcher.jobs.folder import OwnedJob
 from dispatcher.jobs.idle_slices import IdleSlices
-from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.admission import Caller, Request, StatusError
 from dispatcher.request.contracts import Contract
-from dispatcher.request.inference import Inference, NotIdle
+from dispatcher.request.idle import NotIdle
+from dispatcher.request.inference import Answer, Inference
 from dispatcher.routing.request_parameters import MIN_ACCURACY, RECEIPT
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
@@ -202,7 +203,7 @@ class JobRun:
         if self.job.min_accuracy:
             suffix += kserve_wire.double_parameter(MIN_ACCURACY, self.job.min_accuracy)
         try:
-            answer = await self._inference.answer_idle(join(batch, suffix), caller, target.slice)
+            answer = await answer_idle(self._inference, join(batch, suffix), caller, target.slice)
             await self._split(batch, answer.data)
         except NotIdle:
             self._ready.extendleft(reversed(batch))
@@ -349,6 +350,24 @@ class JobRun:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.owned.close()
+
+
+async def answer_idle(inference: Inference, data: bytes, caller: Caller, slice_: SliceKey) -> Answer:
+    """Answer a request on a slice, if that is idle. It is admitted and sent in the same turn of the loop.
+
+    Raises:
+        NotIdle: the slice is not, or no longer.
+        StatusError: as `Inference.answer`.
+    """
+
+    async def serve(request: Request) -> Answer:
+        request.idle_slice = slice_
+        return await inference.serve(request)
+
+    async def refuse(_: object) -> Answer:
+        raise NotIdle
+
+    return await inference.handle(data, caller, serve, refuse)
 
 
 def taken_by(family: str, contract: Contract) -> Taken:

@@ -30,8 +30,9 @@ from dispatcher.request.admission import Admission, Caller, Request, StatusError
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.core.retry_budget import RetryBudget
 from dispatcher.request.core.tenants import EVERYBODY, Tenant
+from dispatcher.request.idle import pick_idle
 from dispatcher.request.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
-from dispatcher.routing.async_queue import AsyncFamilyQueue, ServedElsewhere
+from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.routing.core import membership
 from dispatcher.routing.core.membership import WorkerId
 from dispatcher.routing.core.receipts import stream_suffix
@@ -65,10 +66,6 @@ FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
-
-
-class NotIdle(Exception):
-    """A slice that items of a job were to have is not idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class Inference:
         flow = self._flow_of(tenant, context.peer(), context.invocation_metadata) if self._flow_of else ("", "")
         caller = Caller(tenant.name, deadline_s, 0, context.trace, flow, tenant.weight)
         try:
-            answer = await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
+            answer = await self.handle(data, caller, self.serve, partial(self._forward, data, caller))
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
             raise AssertionError("abort returned") from refused
@@ -135,24 +132,7 @@ class Inference:
         Raises:
             StatusError: a status for the client, already booked and logged.
         """
-        return await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
-
-    async def answer_idle(self, data: bytes, caller: Caller, slice_: SliceKey) -> Answer:
-        """Answer a request of a job on a slice, if that is idle. It is admitted and sent in the same turn of the loop.
-
-        Raises:
-            NotIdle: the slice is not, or no longer; nothing is booked.
-            StatusError: as `answer`.
-        """
-
-        async def serve(request: Request) -> Answer:
-            request.idle_slice = slice_
-            return await self._serve(request)
-
-        async def refuse(_: WorkerId) -> Answer:
-            raise NotIdle
-
-        return await self.handle(data, caller, serve, refuse)
+        return await self.handle(data, caller, self.serve, partial(self._forward, data, caller))
 
     async def _forward(self, data: bytes, caller: Caller, worker: WorkerId) -> Answer:
         """Let another worker answer."""
@@ -201,33 +181,23 @@ class Inference:
         queue, ticket = request.queue, request.ticket
         request.pick, request.sent_s = None, 0.0
         if request.idle_slice is not None:
-            return self._pick_idle(request, request.idle_slice)
+            return self._sent(request, pick_idle(request, request.idle_slice))
         picked, contended = queue.submit(ticket), False
         if isinstance(picked, asyncio.Future):
             pick = await self._wait(request, picked)
             contended = queue.waiting > 0
         else:
             pick = picked
-        now_s = self._clock.monotonic_s()
         request.pick = pick
         if ticket.deadline_s is not None:
+            now_s = self._clock.monotonic_s()
             self._drop_if_late(request, pick, ticket.deadline_s - now_s, now_s, contended)
-        self._sent(request, pick, now_s)
-        return pick
+        return self._sent(request, pick)
 
-    def _sent(self, request: Request, pick: Pick, now_s: float) -> None:
+    def _sent(self, request: Request, pick: Pick) -> Pick:
         ticket, in_flight = request.ticket, request.queue.in_flight_on(pick.slice)
-        request.sent_s = now_s
+        request.pick, request.sent_s = pick, self._clock.monotonic_s()
         self._load.sent(request.family, pick.variant, pick.slice, ticket.slo_class, in_flight, ticket.tenant)
-
-    def _pick_idle(self, request: Request, slice_: SliceKey) -> Pick:
-        """Slice for items of a job. Raises NotIdle."""
-        queue = request.queue
-        pick = queue.submit_idle(request.ticket, slice_) if isinstance(queue, AsyncFamilyQueue) else None
-        if pick is None:
-            raise NotIdle
-        request.pick = pick
-        self._sent(request, pick, self._clock.monotonic_s())
         return pick
 
     async def _wait(self, request: Request, future: "asyncio.Future[Pick]") -> Pick:
@@ -471,7 +441,7 @@ class Inference:
             request.forwarded = False
             request.ticket = replace(request.ticket, id=self.admission.next_id())
 
-    async def _serve(self, request: Request) -> Answer:
+    async def serve(self, request: Request) -> Answer:
         if len(request.chain) > 1:
             return await self._serve_stages(request)
         data, trailers, version = await self._at_slice(request)
