@@ -55,11 +55,8 @@ class LatencyReader:
     async def _read(self) -> None:
         state, families = self._state, {family.name: family for family in self._node.catalog.families}
         wanted = (await state.scan(state.keys.objective_prefix(), Objective)).values()
-        own_ms = {name: family.classes.get("", (0.0, 0.0))[0] for name, family in families.items()}
-        self.latencies.slo_ms = own_ms | {one.family: one.slo_ms for one in wanted if one.slo_ms}
-        own = {name: family.classes.get("", (0.0, 0.0))[1] for name, family in families.items()}
-        quantiles = own | {one.family: one.slo_quantile for one in wanted}
-        self.latencies.slo_quantile = {name: quantile for name, quantile in quantiles.items() if 0 < quantile < 1}
+        own = {name: family.classes.get("", (0.0, 0.0)) for name, family in families.items()}
+        self.latencies.aim(wanted, own)
         names = await state.names(state.keys.load_prefix())
         for name in names:
             if name not in self._read_to:

@@ -1,14 +1,16 @@
 """Demand: what arrived, how it was answered, what is in flight."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey
-from trefoil.core.latency import EMPTY, Histogram
+from trefoil.core.latency import EMPTY, Histogram, merge, quantile_ms
 from trefoil.core.objective import TokenSlo
 
+STREAM_SUMS: Final = ("ttft_asked", "ttft_within", "tpot_asked", "tpot_within", "tokens_in")
+"""Counts of `StreamCounts`."""
 PROBE_ID: Final = "trefoil-probe"
 """Id of a request by which Trefoil itself tries a model."""
 PROBE_TENANT: Final = "(trefoil)"
@@ -47,6 +49,15 @@ class StreamCounts:
 
 
 NO_STREAMS: Final = StreamCounts()
+
+
+def merged(streams: Sequence[StreamCounts]) -> StreamCounts:
+    """All of these streams."""
+    found = [one for one in streams if one != NO_STREAMS]
+    if len(found) < 2:
+        return found[0] if found else NO_STREAMS
+    sums = {name: sum([getattr(one, name) for one in found]) for name in STREAM_SUMS}
+    return StreamCounts(merge([one.ttft for one in found]), merge([one.tpot for one in found]), **sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +190,16 @@ class TokenTimes:
     tpot_ms_p95: float | None = None
     tpot_attainment: float | None = None
 
+    @classmethod
+    def of(cls, streams: StreamCounts) -> "TokenTimes":
+        """Times of tokens of these streams."""
+        return cls(
+            quantile_ms(streams.ttft, 0.95) if streams.ttft.total else None,
+            streams.ttft_within / streams.ttft_asked if streams.ttft_asked else None,
+            quantile_ms(streams.tpot, 0.95) if streams.tpot.total else None,
+            streams.tpot_within / streams.tpot_asked if streams.tpot_asked else None,
+        )
+
     def short_of(self, slo: TokenSlo, margin: float = 0.0) -> list[tuple[str, float, float, float]]:
         """Objectives that too few streams met: name, limit [ms], share asked less a margin, share that met it."""
         found = {"ttft": self.ttft_attainment, "tpot": self.tpot_attainment}
@@ -188,6 +209,12 @@ class TokenTimes:
             if limit_ms and share is not None and share < quantile - margin:
                 missed.append((name, limit_ms, quantile - margin, share))
         return missed
+
+    def slow(self, slo: TokenSlo) -> tuple[str, ...]:
+        """The same in words, for `FamilyOutcome`."""
+        return tuple(
+            f"{n.upper()} ({share:.2%} in time, {asked:.2%} asked)" for n, _, asked, share in self.short_of(slo)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,11 @@ class Objective:
     tpot_quantile: float = 0.0
 
     @property
+    def governed(self) -> tuple[float, float]:
+        """Limit [ms] and quantile that clocks are governed by: those of TPOT, or without one of latency."""
+        return (self.tpot_ms, self.tpot_quantile) if self.tpot_ms else (self.slo_ms, self.slo_quantile)
+
+    @property
     def token_slo(self) -> TokenSlo:
         """Objectives of its tokens."""
         return TokenSlo(self.ttft_ms, self.ttft_quantile, self.tpot_ms, self.tpot_quantile)
@@ -195,10 +200,14 @@ class FamilyOutcome:
     accuracy: float | None
     arrived: float = 0.0
     answered: float = 0.0
+    slow: tuple[str, ...] = ()
+    """Objectives of tokens that it misses, each with the share that was in time and what was asked for."""
 
     @property
     def slo_missed(self) -> bool:
         """Whether too few requests were answered in time, or requests came and none has ended."""
+        if self.slow:
+            return True
         if self.attainment is None:
             return self.arrived > 0
         return not self.attainment >= self.slo_quantile
@@ -214,8 +223,9 @@ class FamilyOutcome:
         found = []
         if self.slo_missed and self.attainment is None:
             found.append(f"none of {self.arrived:,.0f} requests of {self.name} ended")
-        elif self.slo_missed:
+        elif self.attainment is not None and not self.attainment >= self.slo_quantile:
             found.append(f"{self.name} misses its SLO ({self.attainment:.2%} in time, {self.slo_quantile:.2%} asked)")
+        found += [f"{self.name} misses its {one}" for one in self.slow]
         if self.floor_missed:
             found.append(f"{self.name} is below its accuracy floor ({self.accuracy:.4f}, {self.floor:.4f} asked)")
         return found

@@ -46,7 +46,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys
 from trefoil.simulator.books.intervals import Interval, load_window
 from trefoil.simulator.books.ledger import Ledger, SimulatedMeter
-from trefoil.simulator.engines.engine import Engine, Flow
+from trefoil.simulator.engines.engine import Engine, Flow, StreamTerms
 from trefoil.simulator.engines.fluid import FluidEngine
 from trefoil.simulator.engines.hardware import Hardware
 from trefoil.simulator.engines.request_engine import RequestEngine
@@ -212,8 +212,10 @@ class Simulation(NullPorts):
             for family, one in found.items():
                 self._reported[family].append(one)
             if self._reads_latency:  # by a window that begins when a clock was changed, if it was
-                answers = {(k, f): seen for f, one in found.items() for k, seen in one.slice_histograms().items()}
-                self.hardware.latencies.add(answers, self.now_s + EPSILON_S, to_s)
+                latencies = self.hardware.latencies
+                of = {f: one.slice_histograms(of_tokens=f in latencies.by_token) for f, one in found.items()}
+                answers = {(key, family): seen for family, by in of.items() for key, seen in by.items()}
+                latencies.add(answers, self.now_s + EPSILON_S, to_s)
             for family, one in found.items():
                 for (key, variant), seconds in one.computed_s.items():
                     self.observation.cpu.add(key, family, variant, seconds, one.starts_s, one.ends_s)
@@ -475,7 +477,9 @@ def _flow(inputs: Inputs, family: str) -> Flow:
     slo_ms = inputs.objectives[family].slo_ms
     generative = any(one.name == family and one.generative for one in inputs.truth.catalog.families)
     confusion = length_confusion(served) if generative else None
-    return Flow(inputs.arrivals[family], slo_ms, served.items, served.items_sd, largest, delay_s, confusion)
+    token_slo, known = inputs.objectives[family].token_slo, inputs.truth.catalog.family(family)
+    streams = StreamTerms(known.tokens_mean + 1, token_slo) if token_slo else None
+    return Flow(inputs.arrivals[family], slo_ms, served.items, served.items_sd, largest, delay_s, confusion, streams)
 
 
 def _engine_rng(inputs: Inputs, place: int) -> np.random.Generator:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from controller.observe.core.load_windows import measured_cells, token_times
+from controller.observe.core.load_windows import measured_cells
 from trefoil.core.accounting import per_request
 from trefoil.core.catalog import Catalog, Family
-from trefoil.core.demand import LoadCell, LoadWindow
+from trefoil.core.demand import LoadCell, LoadWindow, TokenTimes, merged
 from trefoil.core.objective import Objective
 
 DEFAULT_CLASS: Final = "(default)"  # requests that name no class, of a family that has classes
@@ -109,13 +109,12 @@ def _served(
 
 
 def _tokens(cells: Sequence[LoadCell], asked: Objective, joules: float | None, co2: float | None) -> ServedTokens:
-    streams = [cell.streams for cell in cells]
-    tokens, times = sum(cell.tokens_out for cell in cells), token_times(streams)
+    streams, tokens = merged([cell.streams for cell in cells]), sum(cell.tokens_out for cell in cells)
     return ServedTokens(
         tokens=tokens,
-        prompt_tokens=sum(one.tokens_in for one in streams),
+        prompt_tokens=streams.tokens_in,
         joules_per_token=per_request(joules, tokens),
         grams_per_token=per_request(co2, tokens),
         **asdict(asked.token_slo),
-        **asdict(times),
+        **asdict(TokenTimes.of(streams)),
     )

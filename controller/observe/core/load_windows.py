@@ -23,7 +23,17 @@ from controller.observe.core.arrival_history import ArrivalHistory
 from controller.thresholds import WindowSettings
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
-from trefoil.core.demand import JOB_CLASS, NO_STREAMS, LoadCell, LoadWindow, Measured, StreamCounts, TokenTimes
+from trefoil.core.demand import (
+    JOB_CLASS,
+    NO_STREAMS,
+    STREAM_SUMS,
+    LoadCell,
+    LoadWindow,
+    Measured,
+    StreamCounts,
+    TokenTimes,
+    merged,
+)
 from trefoil.core.latency import Histogram, merge, quantile_ms
 from trefoil.core.units import HOUR_S
 
@@ -31,8 +41,6 @@ DISPERSION_MIN: Final = 20  # windows of a worker below which nothing is said
 DISPERSION_SIGMAS: Final = 2.6
 BUDGET_BUCKETS: Final = 240
 DAY_HOURS: Final = 24
-STREAM_SUMS: Final = ("tokens_in", "ttft_asked", "ttft_within", "tpot_asked", "tpot_within")
-"""Counts of streams that books keep by hour."""
 
 
 @dataclass(slots=True)
@@ -409,19 +417,7 @@ def measured_cells(
         rate_per_s=arrived / span_s,
         window_s=span_s,
         joules_per_request=joules_per_request,
-        tokens=token_times([c.streams for c in cells]),
-    )
-
-
-def token_times(streams: Sequence[StreamCounts]) -> TokenTimes:
-    """Times of tokens of these streams."""
-    ttft, tpot = merge([s.ttft for s in streams]), merge([s.tpot for s in streams])
-    ttft_asked, tpot_asked = sum([s.ttft_asked for s in streams]), sum([s.tpot_asked for s in streams])
-    return TokenTimes(
-        quantile_ms(ttft, 0.95) if ttft.total else None,
-        sum([s.ttft_within for s in streams]) / ttft_asked if ttft_asked else None,
-        quantile_ms(tpot, 0.95) if tpot.total else None,
-        sum([s.tpot_within for s in streams]) / tpot_asked if tpot_asked else None,
+        tokens=TokenTimes.of(merged([c.streams for c in cells])),
     )
 
 

@@ -10,7 +10,7 @@ Data: load windows, objectives, the profile, the clocks that each device had. De
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from trefoil.core.brains import GovernedStage
@@ -18,6 +18,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.demand import LoadWindow
 from trefoil.core.fleet import Hosted, SliceKey
 from trefoil.core.latency import Histogram, merge, quantile_ms, scaled, within
+from trefoil.core.objective import Objective
 from trefoil.core.plan import PlannedDevice
 from trefoil.core.power import stretch
 
@@ -47,12 +48,13 @@ class _Window(NamedTuple):
 
 
 class SliceLatencies:
-    """Latencies by slice and family. `slo_ms` and `slo_quantile` by family; `heard_s`: when a window came last.
-    Times are monotonic."""
+    """Latencies by slice and family. `slo_ms` and `slo_quantile` by family; of those `by_token` they and the latencies
+    are of a stream's mean time from token to token. `heard_s`: when a window came last. Times are monotonic."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.slo_ms: Mapping[str, float] = {}
         self.slo_quantile: Mapping[str, float] = {}
+        self.by_token: frozenset[str] = frozenset()
         self.heard_s = -math.inf
         self._windows: dict[tuple[SliceKey, str], deque[_Window]] = {}
         self.learn(catalog)
@@ -64,12 +66,24 @@ class SliceLatencies:
             key = (row.device_type, row.slice_type, row.family, row.variant, row.stage)
             self._highest[key] = max(self._highest.get(key, (0, 0.0)), (row.clock_mhz, row.clock_sensitivity))
 
+    def aim(self, objectives: Iterable[Objective], classes: Mapping[str, tuple[float, float]]) -> None:
+        """Go by these objectives from now on. `classes`: limit and quantile of families that leave theirs open."""
+        wanted = {one.family: one for one in objectives}
+        limits = {**classes, **{name: one.governed for name, one in wanted.items()}}
+        self.slo_ms = {name: limit or classes.get(name, (0.0, 0.0))[0] for name, (limit, _) in limits.items()}
+        self.slo_quantile = {name: quantile for name, (_, quantile) in limits.items() if 0 < quantile < 1}
+        before, self.by_token = self.by_token, frozenset(name for name, one in wanted.items() if one.tpot_ms)
+        if changed := self.by_token ^ before:  # what is known of them is of the other kind
+            self._windows = {key: seen for key, seen in self._windows.items() if key[1] not in changed}
+
     def add_window(self, window: LoadWindow, now_s: float) -> None:
         """Add a window that came now."""
         found: dict[tuple[SliceKey, str], list[Histogram]] = {}
         for cell in window.cells:
             if cell.key.slice is not None:  # of an earlier stage: the latency of the whole
-                known = [each for each in (cell.latency, cell.passed) if each.index]
+                of_tokens = cell.key.family in self.by_token
+                times = (cell.streams.tpot,) if of_tokens else (cell.latency, cell.passed)
+                known = [each for each in times if each.index]
                 found.setdefault((cell.key.slice, cell.key.family), []).extend(known)
         answers = {key: merge(parts) for key, parts in found.items() if parts}
         self.add(answers, now_s - (window.ends_at_s - window.starts_at_s), now_s)

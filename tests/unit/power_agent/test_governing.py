@@ -19,7 +19,7 @@ from tests.support.virtual.redis import Server
 from trefoil.core.brains import ClockDecision, GovernedStage, GovernorView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import ProfileRow
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal, StreamCounts
 from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import ClockLease, Hosted, SliceKey
 from trefoil.core.latency import build_histogram
@@ -122,6 +122,27 @@ def test_a_governor_sees_who_is_hosted_and_how_late_each_slice_was_since_its_clo
     seen.add_window(window(), 30.0)
     assert not any(stage.samples for stage in seen.stages(plan, A100, SINCE_10, 10.0)), "what is long ago is forgotten"
     assert seen.heard_s == 30.0
+
+
+def test_a_family_with_an_objective_of_tpot_is_governed_by_it_and_another_by_latency():
+    seen, classes = SliceLatencies(Catalog((), ())), {"digits": (90.0, 0.9), "words": (80.0, 0.9)}
+    timed = Objective("digits", slo_ms=900.0, slo_quantile=0.95, tpot_ms=40.0, tpot_quantile=0.99)
+    seen.aim([timed, Objective("words", slo_quantile=0.95)], classes)
+    cells = window((ONE, "digits", [500.0, 600.0]), (ONE, "words", [50.0])).cells
+    streams = StreamCounts(tpot=build_histogram([30.0, 34.0, 44.0]))
+    seen.add_window(LoadWindow("d", 0, 1, 10.0, 10.5, cells=(*cells, replace(cells[1], streams=streams))), 11.0)
+    stages = {
+        one.family: one for one in seen.stages(replace(planned(), slices=SERVING), A100, SINCE_10, 10.0) if one.samples
+    }
+    digits, words = stages["digits"], stages["words"]
+    assert (digits.slo_ms, digits.slo_quantile, digits.samples) == (40.0, 0.99, 3)
+    assert digits.latency_ms == pytest.approx(36.0)
+    assert digits.attained == pytest.approx(2 / 3)
+    assert (words.slo_ms, words.slo_quantile, words.latency_ms) == (80.0, 0.95, 50.0)
+    seen.aim([replace(timed, tpot_ms=0.0, tpot_quantile=0.0)], classes)
+    assert (seen.slo_ms["digits"], seen.slo_quantile["digits"]) == (900.0, 0.95)
+    left = {one.family for one in seen.stages(replace(planned(), slices=SERVING), A100, SINCE_10, 10.0) if one.samples}
+    assert left == {"words"}, "times from token to token are no latencies"
 
 
 def governed(at_s: float, one: DeviceGovernor, plan: PlannedDevice, honoured: bool = True) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.demand import NO_STREAMS, LoadCell, LoadKey, LoadWindow, StreamCounts, merged
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram, build_histogram, from_counts
 from trefoil.core.units import MS_PER_S
@@ -57,6 +57,9 @@ class Interval:
     """Of slices of CPUs and variants: how long requests computed. Of this interval alone, as `joules`."""
     latency_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
     """Latencies of requests one by one, by slice; `spread_by`: distributions of so many answers of a flow. As above."""
+    streams: StreamCounts = NO_STREAMS
+    tpot_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
+    """Of streams by slice: mean times from token to token. Of this interval alone, as `joules`."""
     spread_by: dict[SliceKey, list[tuple[Answers, float]]] = field(default_factory=dict)
 
     def add(self, other: "Interval") -> None:
@@ -71,12 +74,15 @@ class Interval:
         self.sum_ms += other.sum_ms
         self.max_ms = max(self.max_ms, other.max_ms)
         self.latencies_ms += other.latencies_ms
+        self.streams = merged((self.streams, other.streams))
         for mine, theirs in ((self.by_variant, other.by_variant), (self.by_device, other.by_device)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0.0) + count
 
-    def slice_histograms(self) -> dict[SliceKey, Histogram]:
-        """Latency histograms by slice, in whole answers."""
+    def slice_histograms(self, *, of_tokens: bool = False) -> dict[SliceKey, Histogram]:
+        """Latency histograms by slice, in whole answers; or those of times from token to token."""
+        if of_tokens:
+            return {k: build_histogram([s * MS_PER_S for s in seen]) for k, seen in self.tpot_s_by.items() if seen}
         found = {k: build_histogram([s * MS_PER_S for s in seen]) for k, seen in self.latency_s_by.items() if seen}
         return found | {key: _whole(parts) for key, parts in self.spread_by.items()}
 
@@ -120,7 +126,8 @@ def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tup
         within, latency = round(one.within_slo), one.histogram
         cells.append(
             LoadCell(
-                LoadKey(family), round(one.arrived), failed_by_code=failed, within_slo=within, latency=latency
+                LoadKey(family), round(one.arrived), failed_by_code=failed, within_slo=within, latency=latency,
+                streams=one.streams,
             )
         )  # fmt: skip
         for variant, count in sorted(one.by_variant.items()):

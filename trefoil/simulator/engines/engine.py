@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from trefoil.core.fleet import SliceKey
+from trefoil.core.objective import TokenSlo
 from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.books.intervals import Interval
@@ -39,6 +40,13 @@ class SliceService:
     instances: int = 1
 
 
+class StreamTerms(NamedTuple):
+    """Terms of a family whose streams run together: steps of its profile's answers, and objectives of its tokens."""
+
+    steps: float
+    slo: TokenSlo
+
+
 Services = Mapping[SliceKey, SliceService]
 
 
@@ -70,6 +78,7 @@ class Flow:
     Items of a request: normal, rounded, from 1 to `items_max`; without `items_sd` all alike. `batch_delay_s`: how long
     a batch waits for more of them; None: every request is a batch. `confusion`, of a generative family: how often its
     predictor says each class of length of each true one; empty: it has none. None: the family is not generative.
+    `streams`: its answers are streams that a slice runs together; None: it makes them one by one.
     """
 
     source: ArrivalSource
@@ -79,6 +88,7 @@ class Flow:
     items_max: float = math.inf
     batch_delay_s: float | None = None
     confusion: tuple[tuple[float, ...], ...] | None = None
+    streams: StreamTerms | None = None
 
 
 def dispatchable(route: Route, services: Services, router: str = "", queue: str = "") -> Route:

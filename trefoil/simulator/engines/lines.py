@@ -19,8 +19,10 @@ from numpy.random import Generator
 
 from dispatcher.routing.core.family_queue import FamilyQueue
 from trefoil.core.brains import Pick, Ticket
+from trefoil.core.demand import NO_STREAMS, StreamCounts
 from trefoil.core.fleet import SliceKey
 from trefoil.core.interference import stretch
+from trefoil.core.latency import build_histogram
 from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime, draw_s
 from trefoil.core.units import MS_PER_S
@@ -54,6 +56,8 @@ class FamilyLines:
     arrived: int = 0
     rejected: int = 0
     latency_s: list[float] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
     items_alike: int = field(init=False)
     slo_ms: float = field(init=False)
     cost_s: float = field(init=False, default=0.0)
@@ -70,6 +74,22 @@ class FamilyLines:
         score = self.lengths.come(id_) if self.lengths is not None else None
         rest = (False, False, score, self.slo_ms, ("", ""), 1.0, self.cost_s)
         return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", *rest)
+
+    def stream_counts(self) -> StreamCounts:
+        """Streams that ended in the window; one that was refused misses its first token."""
+        terms = self.flow.streams
+        if terms is None or not (self.ttft_s or self.rejected):
+            return NO_STREAMS
+        ttft_ms, tpot_ms = ([MS_PER_S * value for value in times] for times in (self.ttft_s, self.tpot_s))
+        slo = terms.slo
+        return StreamCounts(
+            build_histogram(ttft_ms),
+            build_histogram(tpot_ms),
+            ttft_asked=len(ttft_ms) + self.rejected if slo.ttft_ms else 0,
+            ttft_within=sum(value <= slo.ttft_ms for value in ttft_ms),
+            tpot_asked=len(tpot_ms) if slo.tpot_ms else 0,
+            tpot_within=sum(value <= slo.tpot_ms for value in tpot_ms),
+        )
 
     def go_by_lengths(self, reads: bool) -> None:
         """Tickets carry lengths and costs from now on, or they do not."""
@@ -150,6 +170,33 @@ class SharedLine(Line):
     wakes_s: float = field(init=False, default=math.inf)
     joules: float = field(init=False, default=0.0)
     drawn: dict[float, tuple[OperatingPoint, list[float]]] = field(init=False, default_factory=dict)
+    tpot_s: list[float] = field(init=False, default_factory=list)
+
+    @property
+    def places(self) -> int:
+        """How many batches, or streams, compute at once."""
+        return self.service.instances if self.family.flow.streams is None else int(self.service.points[-1].items)
+
+    def begin_stream(self, batch: "Batch", now_s: float) -> None:
+        """A stream begins between two steps: its first token comes after the rest of the one under way and its own. The
+        rest is not computed: it delays no later token here."""
+        terms, number = self.family.flow.streams, self.running
+        assert terms is not None
+        step_s = operating_point(self.service.points, number).mean_ms / terms.steps / MS_PER_S
+        batch.step_ends_s, batch.rest_s = now_s + step_s, step_s * self.rng.random() if number > 1 else 0.0
+
+    def end_stream(self, batch: "Batch", now_s: float) -> None:
+        """Book the times of a stream's tokens: their number is its time alone over that of a step, less the last one,
+        which finds the end."""
+        terms, ((ticket, _),) = self.family.flow.streams, batch.requests
+        assert terms is not None
+        step_s = self.service.points[0].mean_ms / terms.steps / MS_PER_S
+        tokens = max(1, round(batch.alone_s / step_s) - 1)
+        first_s = min(batch.step_ends_s, now_s)
+        self.family.ttft_s.append(first_s + batch.rest_s + self.way_s - ticket.arrived_s)
+        if tokens > 1:
+            self.tpot_s.append((now_s - first_s) / tokens)  # the span of tokens - 1 steps, and of the one at the end
+            self.family.tpot_s.append(self.tpot_s[-1])
 
     def set_service(self, service: SliceService) -> None:
         """Set the service of batches that begin from now on."""
@@ -206,6 +253,12 @@ class Batch:
     alone_s: float
     left_s: float
     stretch: float = 1.0
+    step_ends_s: float = 0.0  # of a stream: end of its first step, if it began at once
+    rest_s: float = 0.0  # of the step that was under way
+    watts: float = field(init=False)  # per second of its time alone
+
+    def __post_init__(self) -> None:
+        self.watts = self.point.active_w
 
 
 @dataclass(slots=True, eq=False)
@@ -223,12 +276,14 @@ class Place:
             done_s = min(one.left_s, past_s / one.stretch)
             one.left_s -= done_s
             one.line.busy_s += done_s
-            one.line.joules += done_s * one.point.active_w
+            one.line.joules += done_s * one.watts
 
     def pace(self, interference: float | None) -> float:
         """Set how much longer what computes takes from now on; time until the next of it ends [s], inf for none."""
         batches = self.batches
         self.turn += 1
+        if batches and batches[0].line.family.flow.streams is not None:
+            return self._pace_streams()
         if len(batches) == 1:
             batches[0].stretch = 1.0
             return batches[0].left_s
@@ -241,6 +296,15 @@ class Place:
             one.stretch = stretch(one.point.activity, active - one.point.activity, interference)
             next_s = min(next_s, one.left_s * one.stretch)
         return next_s
+
+    def _pace_streams(self) -> float:
+        """The same of streams: a step takes as long as the profile says of so many, and draws that power."""
+        points, number = self.batches[0].line.service.points, len(self.batches)
+        point = operating_point(points, number)
+        slower = point.mean_ms / points[0].mean_ms
+        for one in self.batches:
+            one.stretch, one.watts = slower, point.active_w * slower / number
+        return slower * min(one.left_s for one in self.batches)
 
     def take_ended(self) -> list[Batch]:
         """Batches of which nothing is left."""

@@ -13,7 +13,7 @@ Draws: a stream of random numbers for every family on every slice, and for the i
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, repeat
 from typing import Any, Final
@@ -26,6 +26,7 @@ from dispatcher.queues import QUEUES
 from dispatcher.queues.fifo import QueueFull
 from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refusal
 from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.demand import NO_STREAMS, StreamCounts
 from trefoil.core.device_types import slice_cores
 from trefoil.core.fleet import SliceKey, family_of, split_model, stage_model
 from trefoil.core.parts import Kind, find
@@ -62,6 +63,8 @@ class FamilyWindow:
     queued: int
     passed_s_by: Mapping[SliceKey, list[float]]
     services: Mapping[SliceKey, SliceService]
+    streams: StreamCounts = NO_STREAMS
+    tpot_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
 
     @property
     def answered_by(self) -> dict[SliceKey, int]:
@@ -156,7 +159,7 @@ class RequestEngine:
         self._queues = list({id(one.queue): one.queue for one in self._families.values()}.values())
 
     def _line(self, family: FamilyLines, key: SliceKey, service: SliceService) -> OwnLine | SharedLine:
-        if not self._shares:
+        if not self._shares and family.flow.streams is None:
             return OwnLine(family, service, self._stream(key.device, key.slice_type, key.start, key.size))
         place = self._places.setdefault(key, Place())
         return SharedLine(family, service, self._stream(family.name, key.device, key.name), place)
@@ -226,14 +229,18 @@ class RequestEngine:
             queued=sum(ticket.family == family.name for ticket in family.queue.waiting.values()),
             passed_s_by={key: line.passed_s for key, line in family.lines.items() if line.passed_s},
             services={key: line.service for key, line in family.lines.items()},
+            streams=family.stream_counts(),
+            tpot_s_by={k: one.tpot_s for k, one in family.lines.items() if isinstance(one, SharedLine) and one.tpot_s},
         )
         in_route = {target.slice for target in family.route.targets}
         for key, line in tuple(family.lines.items()):
             line.latency_s, line.passed_s = [], []
+            if isinstance(line, SharedLine):
+                line.tpot_s = []
             holds = isinstance(line, SharedLine) and (line.waiting or line.running)
             if key not in in_route and not holds and id(line) not in late_s:
                 del family.lines[key]
-        family.arrived, family.rejected, family.latency_s = 0, 0, []
+        family.arrived, family.rejected, family.latency_s, family.ttft_s, family.tpot_s = 0, 0, [], [], []
         return window
 
     def _interval(self, family: str, windows: Mapping[str, FamilyWindow]) -> Interval:
@@ -253,6 +260,8 @@ class RequestEngine:
             queued=sum([one.queued for one in every]),
             latencies_ms=[latency_ms] if self._keeps_latencies else [],
             latency_s_by=every[0].latency_s_by if len(every) == 1 else _latencies_by(every),
+            streams=every[-1].streams,
+            tpot_s_by=every[-1].tpot_s_by,
         )
         for window in every:
             _add_work(interval, window)
@@ -383,7 +392,7 @@ class RequestEngine:
         if line.family.is_stage:
             items, _ = self._under_way.setdefault(ticket.id, (items, []))
         line.waiting.append((there_s, items, (ticket, pick)))
-        if line.running < line.service.instances:
+        if line.running < line.places:
             if line.way_s:
                 self._wake(line, there_s)
             else:
@@ -397,7 +406,7 @@ class RequestEngine:
     def _start(self, line: SharedLine) -> None:
         """Start as many batches as instances are free and requests are there."""
         now_s, lengths, delay_s = self._now_s, line.family.lengths, line.family.flow.batch_delay_s
-        while line.waiting and line.running < line.service.instances:
+        while line.waiting and line.running < line.places:
             requests, items, again_s = line.gather(now_s, delay_s)
             if not requests:
                 self._wake(line, again_s)
@@ -407,8 +416,10 @@ class RequestEngine:
                 law = ServiceTime(point.mean_ms, point.cv)
                 alone_s = max((lengths.service_s(ticket.id, law) or alone_s for ticket, _ in requests), default=alone_s)
             line.place.advance(now_s)
-            line.place.batches.append(Batch(line, requests, point, alone_s, alone_s))
+            line.place.batches.append(batch := Batch(line, requests, point, alone_s, alone_s))
             line.running += 1
+            if line.family.flow.streams is not None:
+                line.begin_stream(batch, now_s)
             self._pace(line.place)
 
     def _pace(self, place: Place) -> None:
@@ -423,6 +434,8 @@ class RequestEngine:
         ended = place.take_ended()
         for one in ended:
             one.line.running -= 1
+            if one.line.family.flow.streams is not None:
+                one.line.end_stream(one, now_s)
             heappush(self._events, (now_s + one.line.way_s, next(self._numbers), BATCH_IS_BACK, one))
         turn = place.turn
         for one in ended:

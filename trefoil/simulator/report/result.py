@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy.typing as npt
 from rich.table import Table
 
 from trefoil.core.catalog import profile_basis
-from trefoil.core.objective import FamilyOutcome
+from trefoil.core.demand import TokenTimes
+from trefoil.core.objective import FamilyOutcome, TokenSlo
 from trefoil.core.plan import DecisionRecord
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.report.frames import data_frame
@@ -56,11 +57,15 @@ class FamilySummary:
     """Share of the answers by the type of the device that gave them."""
     profile: str = ""
     """What its profile rests on: basis and source."""
+    token_slo: TokenSlo | None = None
+    tokens: TokenTimes | None = None
+    """Objectives and times of its tokens; None: it has no such objective."""
 
     def outcome(self, name: str) -> FamilyOutcome:
         """Outcome under a family's name, by which savings are judged."""
         found = self.slo_attainment, self.floor, self.accuracy, self.arrived, self.answered
-        return FamilyOutcome(name, self.slo_quantile, *found)
+        slow = self.tokens.slow(self.token_slo) if self.tokens is not None and self.token_slo is not None else ()
+        return FamilyOutcome(name, self.slo_quantile, *found, slow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,7 @@ class Result:
     def to_json(self) -> str:
         """JSON document: the same bytes for the same scenario and seed."""
         document = {
-            "summary": dataclasses.asdict(self.summary),
+            "summary": _without_tokens(dataclasses.asdict(self.summary)),
             "decisions": list(self.decisions),
             "evaluations": list(self.evaluations),
             "series": {name: values.tolist() for name, values in self.series.items()},
@@ -186,6 +191,7 @@ class Result:
             ("energy is not metered" if math.isnan(s.joules) else drawn)
             + (f", {s.core_s:.0f} core seconds" if s.core_s else "")
             + f"; {s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
+            + "".join(map(_tokens_line, s.families, s.families.values()))
             + "".join(f"\nprofile of {name}: {f.profile}" for name, f in s.families.items())
         )
 
@@ -271,7 +277,8 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
     accuracy = one.accuracy_sum / one.answered if one.answered else None
     attainment = one.within_slo / ended if ended else None
     found = attainment, objective.min_accuracy, accuracy, round(one.arrived), round(one.answered)
-    outcome = FamilyOutcome(family, objective.slo_quantile, *found)
+    tokens = TokenTimes.of(one.streams)
+    outcome = FamilyOutcome(family, objective.slo_quantile, *found, tokens.slow(objective.token_slo))
     return FamilySummary(
         arrived=round(one.arrived),
         answered=round(one.answered),
@@ -289,7 +296,31 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         floor_missed=outcome.floor_missed,
         mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},
         by_device_type={kind: _per(n, one.answered) for kind, n in sorted(by_type.items())},
+        token_slo=objective.token_slo if objective.token_slo else None,
+        tokens=tokens if objective.token_slo else None,
     )
+
+
+def _without_tokens(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary without what families have that have no objective of tokens."""
+    for one in summary["families"].values():
+        if one["tokens"] is None:
+            del one["tokens"], one["token_slo"]
+    return summary
+
+
+def _tokens_line(name: str, one: FamilySummary) -> str:
+    """Line of the caption about the tokens of a family; "" where it has no objective of them."""
+    if one.tokens is None or one.token_slo is None:
+        return ""
+    times = asdict(one.tokens)
+    parts = [
+        f"{of.upper()} p95 {_shown(times[f'{of}_ms_p95'], '.1f')} ms, "
+        f"{_shown(times[f'{of}_attainment'], '.2%')} within {limit_ms:g} ms ({asked:.0%} asked)"
+        for of, limit_ms, asked in one.token_slo.each
+        if limit_ms
+    ]
+    return f"\ntokens of {name}: {'; '.join(parts)}"
 
 
 def _quantiles(one: Interval) -> dict[str, Any]:

@@ -100,8 +100,7 @@ class Inputs:
     def latencies(self) -> SliceLatencies:
         """Latencies for governors, of which nothing is known yet."""
         found = SliceLatencies(self.estimate.catalog)
-        found.slo_ms = {family: objective.slo_ms for family, objective in self.objectives.items()}
-        found.slo_quantile = {family: objective.slo_quantile for family, objective in self.objectives.items()}
+        found.aim(self.objectives.values(), {})
         return found
 
     def governed(self, latencies: SliceLatencies) -> DeviceGovernor:

@@ -121,13 +121,6 @@ class FamilySlo(Slo):
     latency_ms: float = Field(default=0.0, ge=0)
     """0: as family.toml says, with the percentile there."""
 
-    @field_validator("ttft_ms", "tpot_ms")
-    @classmethod
-    def _not_played(cls, value: float | None) -> float | None:
-        if value is not None:
-            raise ValueError("the simulator plays whole answers: set latency_ms alone")
-        return value
-
 
 class SimulatedAvailability(Availability):
     """Availability of a simulation, where nothing fails."""
@@ -305,6 +298,9 @@ class Scenario(PolicyChoice):
         check_policy(played, fluid=self.fidelity == "fluid", simulated=True)
         if self.exact_quantiles and self.fidelity == "fluid":
             raise ValueError("exact_quantiles needs fidelity request: a flow has no single latencies")
+        timed = [one.name for one in self.families if one.objective.slo.tokens]
+        if timed and self.fidelity == "fluid":
+            raise ValueError(f"objectives of tokens need fidelity request: {timed[0]} has slo.ttft_ms or slo.tpot_ms")
         names = [name for node in self.nodes for name in node.names]
         if len(set(names)) < len(names):
             raise ValueError(f"two nodes have one name: {sorted(n for n in names if names.count(n) > 1)}")
