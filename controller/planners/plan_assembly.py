@@ -92,9 +92,10 @@ def _nodes(
         parts = tuple(_slice(inputs, device, together, columns, settings) for together in by_slice.values())
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
-        low, high = clock_ranges.get(device.name, (clock, clock)) if clock >= 0 and parts else (0, 0)
-        limit_w = float(max(0, -clock))
-        planned[device.node].append(PlannedDevice(device.name, target, parts, low, high, power_limit_w=limit_w))
+        low, high = clock_ranges.get(device.name, (clock, clock)) if parts else (0, 0)
+        limit_w = float(max(0, -high))
+        held = max(0, low), max(0, high)
+        planned[device.node].append(PlannedDevice(device.name, target, parts, *held, power_limit_w=limit_w))
     for node, device_name in inputs.lost:
         planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, ()))
     return tuple(NodePlan(node=n, devices=tuple(d)) for n, d in sorted(planned.items()))

@@ -8,7 +8,7 @@ A power limit is read before it is set: what is in force then goes into the jour
 that was loaded again has forgotten ours, and what it has then is left alone.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
@@ -186,10 +186,7 @@ class DeviceClocks:
             planned = next((device for device in plan.devices if device.device == self.name), None)
         if planned is None:
             self.device.scale_signal = None
-        wishes: dict[Lever, LeverValue | None] = {}
-        if planned is not None:
-            wishes[Lever.CLOCK] = self._range(planned, governed=not is_preview and not leaving)
-            wishes[Lever.POWER_LIMIT] = planned_limit(planned)
+        wishes = self._wishes(planned, governed=not is_preview and not leaving) if planned is not None else {}
         ability = self.ability_here
         free = ability.full if ability.supported_mhz else None
         found = None if self._found_w is None else PowerLimit(self._found_w)
@@ -206,14 +203,15 @@ class DeviceClocks:
             for lever, default in ((Lever.CLOCK, free), (Lever.POWER_LIMIT, found))
         )
 
-    def _range(self, planned: PlannedDevice, *, governed: bool) -> ClockRange | None:
+    def _wishes(self, planned: PlannedDevice, *, governed: bool) -> Mapping[Lever, LeverValue | None]:
         if not governed:
-            return planned_range(planned, self.ability.supported_mhz)
+            clocks = planned_range(planned, self.ability.supported_mhz)
+            return {Lever.CLOCK: clocks, Lever.POWER_LIMIT: planned_limit(planned)}
         device, governor, now_s = self.device, self.device_governor, self._node.clock.monotonic_s()
         leased = self.lease is not None and now_s < self.lease.expires_s
         slowed = held_back(device.clock_event_reasons, self._levers[Lever.POWER_LIMIT])
         honoured = not (device.clock_drift or leased or slowed)
-        found = governor.range(planned, self.ability_here, device.clock_mhz, honoured, now_s)
+        found = governor.wishes(planned, self.ability_here, device.clock_mhz, honoured, now_s)
         self._signal_scale(planned, governor.decision)
         return found
 

@@ -54,6 +54,9 @@ class MiadSettings(PartSettings):
     """Without a load window for so long the clock goes to the top."""
     literal: bool = False
     """As printed."""
+    lever: Literal["clock", "power_limit"] = "clock"
+    """What is moved: the clock, or a power limit that stands for it. Always the limit where the plan gives one, or the
+    device takes no lock."""
 
 
 class _Wish(Enum):
@@ -67,7 +70,7 @@ class Miad:
 
     def __init__(self, settings: MiadSettings) -> None:
         self._settings = settings
-        self.remembers_s = settings.remembers_s
+        self.remembers_s, self.lever = settings.remembers_s, settings.lever
         self._clock_mhz = 0
         self._due_s = -math.inf
         self._governed: tuple[object, ...] = ()

@@ -54,7 +54,7 @@ def profiled(*limits_w: int) -> Catalog:
     return Catalog((family,), (*free, *limited))
 
 
-def run(planner: Guests, *limits_w: int) -> Simulation:
+def run(planner: Guests, *limits_w: int, governor: dict[str, object] | None = None) -> Simulation:
     floors = RelativeAccuracy(below_best_pct=2.0, hard_below_best_pct=10.0)
     wanted = FamilyObjective(type="instant", slo={"latency_ms": 75.0}, accuracy=floors)
     asked = Scenario(
@@ -64,6 +64,7 @@ def run(planner: Guests, *limits_w: int) -> Simulation:
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         noise=Noise(),
         control=ControlSettings(causes=()),
+        **({"governor": "miad", "parts": {"governor": governor}} if governor is not None else {}),
     )
     times = np.arange(-60.0, asked.duration_s, 1 / RATE)
     given = Provided(arrivals={FAMILY: times}, catalog=profiled(*limits_w), truth=profiled(), planner=planner)
@@ -124,3 +125,14 @@ def test_every_joule_of_a_board_under_a_limit_is_booked_once_and_none_exceeds_it
         assert device.counter_j == pytest.approx(device.active_j + device.idle_j + device.unallocated_j)
         most_w = device.wanted.power_limit_w or BOARD.max_w
         assert device.counter_j <= most_w * (60.0 + limited.end_s)
+
+
+@pytest.mark.parametrize("statistic", ["mean", "slo"])
+def test_miad_moves_a_limit_within_what_the_plan_gives_and_keeps_the_slo(statistic, free):
+    shell = run(Guests((NO_LOCK,), "governed"), *LIMITS_W, governor={"statistic": statistic, "lever": "power_limit"})
+    held = [device for device in shell.hardware.devices.values() if device.slices]
+    assert any(0 < device.limit_w < BOARD.power_limit_max_w for device in held)
+    assert all(device.wanted.clock_max_mhz == 0 for device in held)
+    summary = result(shell).summary
+    assert summary.slo_attainment >= 0.95
+    assert summary.joules_per_request < result(free).summary.joules_per_request

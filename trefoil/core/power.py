@@ -91,6 +91,11 @@ def clock_under(device: DeviceType, limit_w: float, active_w: float) -> int:
     return next(fits, min(device.clocks_mhz, default=0))
 
 
+def limit_leaving(device: DeviceType, clock_mhz: int) -> float:
+    """Power limit that leaves a board this clock, whatever computes on it [W]: what all of its SMs draw there."""
+    return idle_w(device, DeviceState.AWAKE, clock_mhz) + dynamic_w(device) * clock_law(device, clock_mhz)
+
+
 def idle_w(device: DeviceType, state: DeviceState, clock_mhz: int) -> float:
     """Idle power of a device on which nothing computes [W]. A lost device counts as asleep: nobody can know better."""
     if state in (DeviceState.ASLEEP, DeviceState.LOST):

@@ -236,7 +236,9 @@ def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | Non
     devices = draft.problem.devices
     fixed = {d.type.name for d in devices if not (d.type.clock_lockable and d.clock_lockable)}
     tops = {d.name: max(d.type.clocks_mhz) for d in devices if d.type.name not in fixed}
-    return {name: (low or tops.get(name, 0), 0) for name, low in lowest.items()}
+    limits = {d.name: -round(d.type.power_limit_max_w) for d in devices if draft.clocks.get(d.name, 0) < 0}
+    free = {name: (low or tops.get(name, 0), 0) for name, low in lowest.items() if name not in limits}
+    return free | {name: (0, limit) for name, limit in limits.items()}
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from power_agent.clocks.core.clock_control import Ability, ClockRange
+from power_agent.clocks.core.clock_control import Ability, ClockRange, Lever, PowerLimit
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import ClockPeriod, SliceLatencies
 from power_agent.governors import GOVERNORS, governor_of
@@ -20,12 +20,14 @@ from trefoil.core.brains import ClockDecision, GovernedStage, GovernorView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import ProfileRow
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal, StreamCounts
+from trefoil.core.device_types import device_type
 from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import ClockLease, Hosted, SliceKey
 from trefoil.core.latency import build_histogram
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, load_part
 from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.core.power import clock_under, dynamic_w
 
 STAIRS = "tests.support.seam.governor:Stairs"
 load_part(Kind.GOVERNOR, STAIRS, GOVERNORS)
@@ -209,14 +211,14 @@ async def test_the_keeper_locks_what_the_governor_wants_as_time_passes_and_refus
 class Serving:
     """An agent whose plan names `miad`, on a Redis to which a dispatcher reports one family every half second.
 
-    `latency_ms` is what it takes at 1200 MHz; None: no dispatcher is there.
+    `latency_ms` is what it takes at 1200 MHz; None: no dispatcher is there. With a limit the plan gives that [W].
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit_w: float = 0.0) -> None:
         self.bench, hosted = Bench(folder), (Hosted("toy", "s", 1),)
         self.server = Server(self.bench.clock)
         self.bench.state = self.state = state_on(self.server, "default", self.bench.clock)
-        plan = clock_plan(0, 1200)
+        plan = clock_plan(limit_w=limit_w) if limit_w else clock_plan(0, 1200)
         slices = (PlannedSlice(ONE, hosted),)
         self.plan = replace(plan, devices=tuple(replace(d, governor="miad", slices=slices) for d in plan.devices))
         self.latency_ms: float | None = 20.0
@@ -227,14 +229,21 @@ class Serving:
         await self.state.put(lease, self.state.keys.objective("toy"), Objective("toy", slo_ms=100.0, slo_quantile=0.95))
         await self.bench.start(self.plan)
 
+    @property
+    def clock_mhz(self) -> int:
+        """Clock that the board runs at, all its SMs busy."""
+        gpus = self.bench.gpus
+        under_mhz = clock_under(gpus.kind, gpus.limit_w, dynamic_w(gpus.kind))
+        return min(under_mhz, (gpus.locked or (0, under_mhz if gpus.limit_w < 400.0 else 1200))[1])
+
     async def pass_s(self, seconds: float) -> list[int]:
         """Let time pass; the upper ends that were locked meanwhile, each once."""
-        seen = []
+        seen: list[int] = []
         for _ in range(int(seconds * 10)):
             tenths = round(self.bench.clock.monotonic_s() * 10)
             if self.latency_ms is not None and tenths % 5 == 0:
-                key, (_, top_mhz) = self.state.keys.load("d", 0), self.bench.gpus.locked or (0, 1200)
-                found = window((ONE, "toy", [self.latency_ms * 1200 / top_mhz] * 9), seq=tenths // 5)
+                key = self.state.keys.load("d", 0)
+                found = window((ONE, "toy", [self.latency_ms * 1200 / self.clock_mhz] * 9), seq=tenths // 5)
                 await self.state.append_unfenced(key, found)
             await self.bench.pass_s(0.1)
             locked = self.bench.gpus.locked
@@ -314,16 +323,78 @@ async def test_after_a_lease_a_lock_that_is_not_honoured_and_redis_it_is_at_the_
     await serving.bench.end()
 
 
-async def test_where_this_node_cannot_lock_clocks_nothing_is_governed(tmp_path):
+async def test_a_power_limit_that_the_plan_gives_is_moved_in_place_of_the_clock(tmp_path):
+    serving = Serving(tmp_path, limit_w=250.0)
+    await serving.start()
+    gpus = serving.bench.gpus
+    limits = []
+    for _ in range(14):
+        await serving.pass_s(1)
+        limits.append(gpus.limit_w)
+    assert limits[0] == 250.0, "from the top of what the plan gives"
+    assert limits[:6] == sorted(limits[:6], reverse=True)
+    assert min(limits) == limits[-1] == 100.0, "the least that the board takes"
+    assert gpus.locked is None
+    times_s = [at_s for at_s, name in gpus.calls if name == "set"]
+    assert min(later - before for before, later in pairwise(times_s)) >= 1.0
+    gpus.reasons = ("software_power_cap",)  # of this very limit: it is honoured
+    await serving.pass_s(4)
+    assert gpus.limit_w == 100.0
+    serving.latency_ms = 99.0
+    await serving.pass_s(3)
+    assert gpus.limit_w == 250.0, "doubled each second"
+    await serving.pass_s(2)
+    assert serving.bench.device.scale_signal is not None
+    serving.bench.crash = "after"
+    serving.latency_ms = 20.0
+    await serving.pass_s(5)
+    assert serving.bench.crashed
+    await serving.bench.kill()
+    await serving.bench.start(None)
+    await serving.bench.pass_s(0.2)
+    assert (gpus.limit_w, serving.bench.node.journal.state.overrides) == (400.0, {})
+    await serving.bench.end()
+
+
+def test_a_limit_leaves_the_clock_that_its_governor_wants():
+    kind = device_type(A100)
+    wide = replace(ABILITY, limits_w=(100.0, 400.0), cannot_limit="")
+    for name, settings, ability, plan in (
+        (STAIRS, {}, wide, replace(planned(), power_limit_w=300.0)),
+        (STAIRS, {}, replace(wide, cannot_lock="a guest"), planned()),
+        ("miad", {"lever": "power_limit"}, wide, planned()),
+    ):
+        one = DeviceGovernor(name, settings)
+        wishes = [one.wishes(plan, ability, 0, True, t) for t in (0.0, 1.0, 2.0)]
+        assert all(found[Lever.CLOCK] is None for found in wishes)
+        for found in wishes:
+            wanted_mhz, limit = one.decision.clock_mhz, found[Lever.POWER_LIMIT]
+            if limit not in (None, PowerLimit(300.0)):
+                assert 100.0 <= limit.watts <= 400.0
+                assert abs(clock_under(kind, limit.watts, dynamic_w(kind)) - wanted_mhz) <= 30
+    for ability in (ABILITY, replace(wide, type="Tesla P4")):  # no limit, or no clocks that it could stand for
+        one = DeviceGovernor(STAIRS, {})
+        assert one.wishes(planned(0, 900), ability, 0, True, 0.0)[Lever.CLOCK] == ClockRange(210, 900)
+        assert one.wishes(planned(0, 900), ability, 0, True, 0.0)[Lever.POWER_LIMIT] is None
+
+
+async def test_where_this_node_cannot_lock_clocks_the_limit_is_governed_and_without_both_nothing(tmp_path):
     serving = Serving(tmp_path)
     await serving.start()
     assert min(await serving.pass_s(4)) < 1200
+    free = replace(serving.plan, devices=(replace(serving.plan.devices[0], clock_max_mhz=0),))
     serving.bench.node.set_missing("clock_lock gpu0", "the agent is not root. Remedy: run it as root")
-    serving.bench.take(replace(serving.plan, devices=(replace(serving.plan.devices[0], clock_max_mhz=0),)))
+    serving.bench.take(free)
+    await serving.pass_s(6)
+    assert serving.bench.gpus.locked is None
+    assert serving.bench.gpus.limit_w < 400.0
+    serving.bench.node.set_missing("power_limit gpu0", "the agent is not root. Remedy: run it as root")
+    serving.bench.take(free)
     await serving.pass_s(2)
     calls = len(serving.bench.gpus.calls)
     assert await serving.pass_s(20) == []
     assert serving.bench.gpus.locked is None, "free, as far as that is in its power"
+    assert serving.bench.gpus.limit_w == 400.0
     assert len(serving.bench.gpus.calls) == calls
     await serving.bench.end()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from controller.planners.profile_rows import CatalogKey, effective_row
-from power_agent.clocks.core.clock_control import Ability, planned_range
+from power_agent.clocks.core.clock_control import Ability, ClockRange, Lever, PowerLimit, planned_range
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import power
@@ -74,6 +74,7 @@ class SimulatedDevice:
     state: DeviceState = DeviceState.ASLEEP
     awake_s: float = -math.inf
     clock_mhz: int = 0
+    limit_w: float = 0.0
     slices: dict[SliceKey, Slice] = field(default_factory=dict)
     status: DeviceStatus | None = None  # as it was reported last; None: it has changed since
     served: dict[tuple[str, str], dict[SliceKey, SliceService]] | None = None  # as `_served` has it; None: the same
@@ -84,7 +85,15 @@ class SimulatedDevice:
     unallocated_j: float = 0.0
 
     def __post_init__(self) -> None:
-        self.ability = Ability(self.place.name, self.type.name, tuple(sorted(self.type.clocks_mhz)))
+        least_w, most_w = self.type.power_limit_min_w, self.type.power_limit_max_w
+        self.ability = Ability(
+            self.place.name,
+            self.type.name,
+            tuple(sorted(self.type.clocks_mhz)),
+            "" if self.type.clock_lockable else "its type takes no lock",
+            (least_w, most_w),
+            "" if least_w < most_w else "its type takes no power limit",
+        )
 
     @property
     def serves(self) -> bool:
@@ -271,12 +280,14 @@ class Hardware:
     def _clock_mhz(self, device: SimulatedDevice, now_s: float) -> int:
         """Clock under load: the plan's, where neither its governor nor its power limit wants a lower one."""
         wanted, ability = device.wanted, device.ability
-        found = device.governed.range(wanted, ability, device.clock_mhz, True, now_s)
-        is_planned = found is None or found == planned_range(wanted, ability.supported_mhz)
-        clock_mhz = wanted.clock_max_mhz if found is None or is_planned else found.max_mhz
-        if not 0 < wanted.power_limit_w < device.type.power_limit_max_w:
+        wishes = device.governed.wishes(wanted, ability, device.clock_mhz, True, now_s)
+        found, limit = wishes[Lever.CLOCK], wishes[Lever.POWER_LIMIT]
+        is_governed = isinstance(found, ClockRange) and found != planned_range(wanted, ability.supported_mhz)
+        clock_mhz = found.max_mhz if isinstance(found, ClockRange) and is_governed else wanted.clock_max_mhz
+        device.limit_w = limit.watts if isinstance(limit, PowerLimit) else 0.0
+        if not 0 < device.limit_w < device.type.power_limit_max_w:
             return clock_mhz
-        under_mhz = power.clock_under(device.type, wanted.power_limit_w, self._full_w(device))
+        under_mhz = power.clock_under(device.type, device.limit_w, self._full_w(device))
         return min(clock_mhz or under_mhz, under_mhz)
 
     def _full_w(self, device: SimulatedDevice) -> float:
@@ -353,7 +364,7 @@ class Hardware:
     def _rates_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
         """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
         if device.rates is None:
-            idle_mhz = device.wanted.clock_max_mhz if device.wanted.power_limit_w else device.clock_mhz
+            idle_mhz = device.wanted.clock_max_mhz if device.limit_w else device.clock_mhz
             idle_w = power.idle_w(device.type, device.state, idle_mhz)
             device.rates = idle_w, self._starting_w(device), device.serves
         return device.rates
@@ -416,6 +427,6 @@ def _status(device: SimulatedDevice) -> DeviceStatus:
             for key, one in sorted(device.slices.items())
         ),
         clock_mhz=device.clock_mhz,
-        power_limit_w=device.wanted.power_limit_w,
+        power_limit_w=device.limit_w,
         mig_current=device.type.kind == DeviceKind.MIG_GPU,
     )
