@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trefoil.assess.finding import Found
 from trefoil.assess.given import page_samples
 from trefoil.assess.series import MetricSeries, series_of
 
@@ -149,6 +150,11 @@ class World:
             if dcgm:
                 samples += page_samples(self.dcgm(at_s, dcgm), BEGIN_S + at_s, "dcgm", instance="gpu-a:9400")
         return series_of(samples)
+
+
+def joules(found: Found) -> float:
+    """Joules of all devices that were found."""
+    return float(sum(one.joules.sum() for one in found.devices.values()))
 
 
 def long_csv(series: Sequence[MetricSeries]) -> str:

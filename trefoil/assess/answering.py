@@ -1,4 +1,4 @@
-"""What each lever would save: scenarios of the found load, played by the simulator under several seeds.
+"""An assessment from series: find, fit, write the scenario, and ask the simulator what each lever saves.
 
 Each seed draws other arrivals and another truth, by the errors of the fit (`noise`), so that the spread of the seeds is
 that of load and fit; with MIG also by the law's. A saving is that of `trefoil compare`: at equal accuracy, none where
@@ -6,39 +6,44 @@ an SLO or a floor is missed.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from trefoil.assess.scenario import PlayedFleet
+import numpy as np
+
+from trefoil.assess.families import FittedFamily, Fitting, Terms, board_type
+from trefoil.assess.finding import Found, find
+from trefoil.assess.fitting import TABLE, FleetCosts, costs, fit_boards
+from trefoil.assess.scenario import PlayedFleet, fleet_of, lever_scenarios, write_files
+from trefoil.assess.series import Floats, MetricSeries
 from trefoil.comparison.comparison import Case, Row
 from trefoil.comparison.runs import Job, PlannedCase, play, pricing
-from trefoil.core.errors import TrefoilError
+from trefoil.core.carbon import Factors, Method, Series
+from trefoil.core.errors import InvalidInput, SettingError, TrefoilError
+from trefoil.core.units import HOUR_S
+from trefoil.runtime.given.table import date_of
+from trefoil.simulator.scenario.carbon import intensity_of, zone_trace
 from trefoil.simulator.scenario.inputs import prepare
-from trefoil.simulator.scenario.schema import Scenario
+from trefoil.simulator.scenario.schema import Carbon, Scenario, Zone
 
-TODAY: Final = "today"
-WORDS: Final[Mapping[str, str]] = {
-    "sleep": "sleep: devices that the load does not need are put to sleep",
-    "variants": "variants: cheaper variants above the accuracy floor",
-    "clocks": "clocks: lower SM clocks within the SLO",
-    "mig": "MIG: devices are cut to what models need",
-    "placing": "placing: load goes where it costs least",
-    "together": "all together, by carbon",
-}
-RISKS: Final[Mapping[str, str]] = {
-    "sleep": "a sleeping device serves again after seconds; one device may hold the only replica",
-    "variants": "answers differ: check the accuracies on your own data",
-    "clocks": "each request takes longer; a locked clock holds for the whole board",
-    "mig": "cutting a device ends what runs on it for seconds, and memory is divided",
-    "placing": "load that moves warms other caches",
-    "together": "the sum of the above",
+INTENSITY, TODAY = 400.0, "today"  # g/kWh, where neither trace nor number is given; name of the fleet as found
+# In order: what each lever does, and what is risky.
+LEVERS: Final[Mapping[str, tuple[str, str]]] = {
+    "sleep": ("devices that the load does not need sleep", "serves again after seconds; one device may hold all"),
+    "variants": ("cheaper variants above the accuracy floor", "answers differ: check the accuracies on your own data"),
+    "clocks": ("lower SM clocks within the SLO", "each request takes longer; a clock holds for the whole board"),
+    "mig": ("devices are cut to what models need", "cutting ends what runs there for seconds; memory is divided"),
+    "placing": ("load goes where it costs least", "load that moves warms other caches"),
+    "together": ("all of them, by carbon", "the sum of the above"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LeverAnswer:
-    """Answer of one lever: its saving [%] with lowest and highest, grams of the whole time; or why there is none."""
+    """Saving of one lever [%]: mean, lowest and highest of the seeds, `plain_pct` as it ran; or why there is none."""
 
     lever: str
     saving_pct: float = math.nan
@@ -49,91 +54,125 @@ class LeverAnswer:
     slo_attainment: float = math.nan
     accuracy: float = math.nan
     why_none: str = ""
-    risk: str = ""
-
-    @property
-    def known(self) -> bool:
-        """Whether a saving may be stated."""
-        return math.isfinite(self.saving_pct)
 
 
 @dataclass(frozen=True, slots=True)
-class LeverAnswers:
-    """Answers of all levers; what the simulator makes of today, to be set beside what was counted."""
+class Assessment:
+    """What was found, what it costs, what levers save, what that rests on; `asked`: how much was read. `today`: the
+    fleet as found in the simulator, to be set beside what was counted; {}: nothing was played."""
 
-    answers: tuple[LeverAnswer, ...]
-    today_w: float
-    today_p95_ms: float
-    seeds: int
-    simulated_h: float
-    missed: tuple[str, ...]
+    found: Found
+    costs: FleetCosts
+    families: Sequence[FittedFamily]
+    answers: Sequence[LeverAnswer]
+    today: Mapping[str, float]
+    assumed: Sequence[str]
+    risks: Sequence[str]
+    asked: str
 
 
-def answer(
-    scenarios: Mapping[str, Scenario],
-    left_out: Mapping[str, str],
-    seeds: int,
-    jobs: int,
-    say: Callable[[str], None] = lambda _text: None,
-) -> LeverAnswers:
-    """Play all scenarios, and say what each lever saves against `today`.
+def assess(
+    series: Sequence[MetricSeries], terms: Terms, *, carbon: str = "", zone: str = "grid", seeds: int = 3,
+    jobs: int = 0, out: Path | None = None, asked: str = "", date: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Assessment:  # fmt: skip
+    """Assess a fleet from its series. `seeds` 0: costs alone. `out`: folder for scenario and profile."""
+    found = find(series)
+    notes = [*found.notes, f"PUE {terms.pue:g} (--pue)"]
+    chosen = zone_of(zone, carbon, found.begin_s, notes)
+    types = {name: board_type(device, terms) for name, device in found.devices.items()}
+    fits = fit_boards(found, {device.board: types[name].idle_w for name, device in found.devices.items()})
+    cost = costs(found, fits, _intensities(found, chosen), terms.pue)
+    for board, fit in fits.items():
+        if fit.idle_basis == TABLE:
+            notes.append(f"idle watts of {board}: {fit.idle_w:.3g}, by {fit.idle_basis}: its load hardly varies")
+    fitting = Fitting(found, fits, types, terms)
+    families = fitting.families()
+    notes += [*fitting.notes, f"accuracy may fall {terms.below_best_pct:g} % below today's (--below-best-pct)"]
+    answers, today, risks = list[LeverAnswer](), dict[str, float](), list[str]()
+    with tempfile.TemporaryDirectory(prefix="trefoil-assess-") as scratch:
+        try:
+            fleet = fleet_of(found, types, families, terms, chosen, date)
+            path = write_files(out or Path(scratch) / "out", fleet)
+            if seeds:
+                scenarios, left_out = lever_scenarios(path, Path(scratch), fleet)
+                case = _played(scenarios, left_out, seeds, jobs, say)
+                row = case.row(TODAY)
+                today = {"power_w": row.mean("power_w"), "p95_ms": row.mean("p95_ms"), "seeds": float(seeds)}
+                told = {one.name: _answer(case, one, row) for one in case.rows if one is not row}
+                told |= {name: LeverAnswer(name, why_none=why) for name, why in case.left_out.items()}
+                answers = [told[name] for name in LEVERS if name in told]
+                risks = _risks(fleet, row.missed)
+        except InvalidInput as error:
+            if out is not None:
+                raise
+            risks = [f"no savings: {error}"]
+    return Assessment(found, cost, families, answers, today, notes, risks, asked)
 
-    Raises:
-        TrefoilError: today's fleet, or every lever, cannot be played.
-    """
-    left, played = dict(left_out), dict[str, Scenario]()
+
+def zone_of(name: str, carbon: str, begin_s: float, notes: list[str]) -> dict[str, Any]:
+    """Zone as a scenario has it, of a trace or a number; a trace that covers the time begins with it."""
+    try:
+        constant = float(carbon) if carbon else INTENSITY
+    except ValueError:
+        path = Path(carbon).resolve()
+        trace = zone_trace(Zone(trace=path), Series(name, Method.AVERAGE, Factors.LIFECYCLE))
+        starts = date_of(trace.starts)
+        offset_h = (begin_s - starts.timestamp()) / HOUR_S if starts is not None else -1.0
+        if not 0 <= offset_h < trace.body_s / HOUR_S:
+            notes.append(f"carbon: {trace.source} does not cover the time that was read: played from its beginning")
+            offset_h = 0.0
+        return {"name": name, "trace": str(path), "offset_h": round(offset_h, 4)}
+    if not 0 <= constant <= 1500:
+        raise SettingError("no intensity", field="--carbon", value=carbon, remedy="0 to 1500 g/kWh, or a trace")
+    if not carbon:
+        notes.append(f"carbon: {INTENSITY:g} g/kWh at all hours (--carbon TRACE.csv or a number)")
+    return {"name": name, "constant_g_per_kwh": constant}
+
+
+def _intensities(found: Found, zone: Mapping[str, Any]) -> Floats:
+    """Intensity of each bin [g/kWh]."""
+    keys = {key: value for key, value in zone.items() if key != "name"}
+    played = intensity_of(zone["name"], Carbon(zones={zone["name"]: Zone(**keys)}))
+    middles = (found.edges_s[:-1] + found.edges_s[1:]) / 2 - found.begin_s
+    return np.array([played.reading(float(at)).intensity_g_per_kwh for at in middles])
+
+
+def _played(
+    scenarios: Mapping[str, Scenario], left_out: Mapping[str, str], seeds: int, jobs: int, say: Callable[[str], None]
+) -> Case:
+    """Play all scenarios; those but `today` that cannot be played are left out."""
+    left, planned = dict(left_out), dict[str, Sequence[Job]]()
     for name, one in scenarios.items():
         try:
             prepare(one)
-            played[name] = one
+            seeded = (one.model_copy(update={"seed": one.seed + n}).model_dump_json() for n in range(seeds))
+            planned[name] = [Job(name, text, name != TODAY) for text in seeded]
         except TrefoilError as error:
             if name == TODAY:
                 raise
             left[name] = str(error)
-    row_jobs = {
-        name: [
-            Job(name, one.model_copy(update={"seed": one.seed + n}).model_dump_json(), name != TODAY)
-            for n in range(seeds)
-        ]
-        for name, one in played.items()
-    }
-    priced = pricing(played["variants"], seeds) if "variants" in played else ()
-    (case,) = play([PlannedCase({}, row_jobs, priced, left)], jobs, say)
-    today = case.row(TODAY)
-    answers = [_answer(case, row, today) for row in case.rows if row is not today]
-    answers += [LeverAnswer(name, why_none=why) for name, why in case.left_out.items()]
-    order = {name: n for n, name in enumerate(WORDS)}
-    return LeverAnswers(
-        tuple(sorted(answers, key=lambda one: order.get(one.lever, len(order)))),
-        today.mean("power_w"),
-        today.mean("p95_ms"),
-        seeds,
-        played[TODAY].span_s / 3600.0,
-        today.missed,
-    )
+    priced = pricing(scenarios["variants"], seeds) if "variants" in planned else ()
+    return play([PlannedCase({}, planned, priced, left)], jobs, say)[0]
 
 
 def _answer(case: Case, row: Row, today: Row) -> LeverAnswer:
     told: dict[str, Any] = {name: row.mean(name) for name in ("p95_ms", "slo_attainment", "accuracy")}
-    saving, risk = case.saving(row, today), RISKS.get(row.name, "")
-    assert saving is not None
-    if saving.pct is None or saving.plain_pct is None:
-        return LeverAnswer(row.name, why_none=saving.why, risk=risk, **told)
+    saving = case.saving(row, today)
+    if saving is None or saving.pct is None or saving.plain_pct is None:
+        return LeverAnswer(row.name, why_none=saving.why if saving else "", **told)
     low, high = min(saving.by_seed), max(saving.by_seed)
-    return LeverAnswer(row.name, saving.pct["mean"], low, high, saving.plain_pct["mean"], risk=risk, **told)
+    return LeverAnswer(row.name, saving.pct["mean"], low, high, saving.plain_pct["mean"], **told)
 
 
-def risks(fleet: PlayedFleet, answers: LeverAnswers) -> list[str]:
+def _risks(fleet: PlayedFleet, missed: Sequence[str]) -> list[str]:
     """What the answers rest on that may not hold, a line each."""
-    found = []
-    if law := [one.family.name for one in fleet.families if one.folder is None]:
-        found.append(f"{', '.join(law)}: other slices and boards are by a law; measure them: trefoil family profile")
-    if joined := [one.family.name for one in fleet.families if one.joins]:
-        found.append(f"{', '.join(joined)}: requests that are joined while they run are simulated as whole batches")
-    if fleet.left_out:
-        found.append(f"not simulated, as one server spans several devices: {', '.join(fleet.left_out)}")
-    if answers.missed:
-        found.append(
-            f"today's fleet misses its {' and '.join(answers.missed)} in the simulator: check SLO and accuracy"
-        )
-    return found
+    law = ", ".join(one.family.name for one in fleet.families if one.folder is None)
+    joined = ", ".join(one.family.name for one in fleet.families if one.joins)
+    lines = {
+        f"{law}: other slices and boards are by a law; measure them: trefoil family profile": law,
+        f"{joined}: requests that are joined while they run are simulated as whole batches": joined,
+        f"not simulated, as one server spans several devices: {', '.join(fleet.left_out)}": fleet.left_out,
+        f"today's fleet misses its {' and '.join(missed)} in the simulator: check both": missed,
+    }
+    return [line for line, holds in lines.items() if holds]

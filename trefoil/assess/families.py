@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -33,9 +32,7 @@ ALPHA: Final = 0.5
 CV: Final = 0.05
 SLO_FACTOR: Final = 2.0  # of the p95 that was found
 MEAN_FACTOR: Final = 4.0  # of the mean, where no series says quantiles
-MEMORY_MIB: Final = 2048
-LOAD_S: Final = 10.0
-LEAST_MS: Final = 0.01
+MEMORY_MIB, LOAD_S, LEAST_MS = 2048, 10.0, 0.01
 BATCH_SHARE: Final = 0.5  # of a batch's time and joules that does not grow with it, where one batch size was seen
 
 
@@ -55,9 +52,7 @@ class Terms:
 @dataclass(slots=True)
 class FittedFamily:
     """Family with what was found of it: which model is which variant, a profile, relative errors, SLO, accuracy floor.
-
-    `joins`: its server joins requests that wait. `folder`: in the repository; None: by the law.
-    """
+    `joins`: its server joins requests that wait. `folder`: in the repository; None: by the law."""
 
     family: Family
     models: Sequence[FoundModel]
@@ -70,21 +65,14 @@ class FittedFamily:
     folder: Path | None = None
 
     @property
-    def items(self) -> float:
-        """Items of a request."""
-        return fmean(model.items for model in self.models)
-
-    @property
     def sigma_ms(self) -> float:
         """Relative error of the mean service time, from its scatter over the bins."""
-        errors = []
+        errors = [SIGMA_MIN]
         for model in self.models:
-            requests = model.count("requests")
-            seconds = model.count("infer_s") if model.total("infer_s") else model.count("request_s")
-            each = seconds[requests > 0] / requests[requests > 0]
-            enough = each.size > 2 and each.mean() > 0
-            errors.append(float(each.std() / each.mean() / each.size**0.5) if enough else UNKNOWN_SIGMA)
-        return min(UNKNOWN_SIGMA, max(SIGMA_MIN, *errors))
+            requests, seconds = model.count("requests"), model.count("infer_s")
+            each = (seconds if seconds.any() else model.count("request_s"))[requests > 0] / requests[requests > 0]
+            errors.append(float(each.std() / each.mean() / each.size**0.5) if each.size > 2 else UNKNOWN_SIGMA)
+        return min(UNKNOWN_SIGMA, max(errors))
 
     @property
     def shown(self) -> list[Variant]:
@@ -93,21 +81,17 @@ class FittedFamily:
 
 
 def board_type(device: FoundDevice, terms: Terms) -> DeviceType:
-    """Device type of a device; outside MIG that without it.
-
-    Raises:
-        SettingError: its board is not said.
-    """
+    """Device type of a device; outside MIG that without it; raises SettingError: its board is not said."""
     if not (board := terms.device_type or device.board):
         remedy = f"say it with --device-type: {one_of(sorted(DEVICE_TYPES), none='')}"
         raise SettingError("no series says which board it is (DCGM's modelName)", field=device.name, remedy=remedy)
-    name = device_type_name(board)
+    name, known = device_type_name(board), device.gauges
     if name not in DEVICE_TYPES:
         if terms.device_type:
             remedy = one_of(sorted(DEVICE_TYPES), name)
             raise SettingError("no such device type", field="--device-type", value=name, remedy=remedy)
-        clocks = [round(device.clock_mhz)] if device.clock_mhz else []
-        name = unknown_board_name(name, round(device.memory_mib), device.limit_w or UNKNOWN_MAX_W, clocks)
+        memory_mib = known.get("memory_mib", known.get("used_mib", 0.0) + known.get("free_mib", 0.0))
+        name = unknown_board_name(name, round(memory_mib), known.get("limit_w", UNKNOWN_MAX_W), [])
     elif not device.slices and name + NO_MIG in DEVICE_TYPES:
         name += NO_MIG
     return reported_type(name)
@@ -124,11 +108,7 @@ class Fitting:
     notes: list[str] = field(default_factory=list)
 
     def families(self) -> list[FittedFamily]:
-        """Families of all models.
-
-        Raises:
-            SettingError: the terms name a model that was not found.
-        """
+        """Families of all models; raises SettingError: the terms name a model that was not found."""
         terms, models = self.terms, self.found.models
         folders, plain = family_folders(terms.repository), {model.plain for model in models.values()}
         groups = {family: list(members) for family, members in terms.variants.items()}
@@ -144,7 +124,7 @@ class Fitting:
         for name, members in groups.items():
             own = [m for m in models.values() if m.name in members or m.plain in members]
             one = (name in folders and self._of_repository(folders[name], own)) or self._by_law(name, own)
-            weights = [m.total("requests") for m in own]
+            weights = [m.count("requests").sum() for m in own]
             accuracies = [one.family.variant(one.served[m.name]).accuracy for m in own]
             one.floor = float(np.average(accuracies, weights=weights)) * (1 - terms.below_best_pct / 100)
             fitted.append(one)
@@ -157,7 +137,7 @@ class Fitting:
         shape = device.slices.get(instance) or next(iter(device.slices.values()), "")
         if shape not in [one.name for one in kind.slice_types]:
             shape = kind.slice_types[-1].name
-        return device, kind, shape, round(device.clock_mhz) or max(kind.clocks_mhz, default=0)
+        return device, kind, shape, round(device.gauges.get("clock_mhz", max(kind.clocks_mhz, default=0)))
 
     def _slo_ms(self, models: Sequence[FoundModel], name: str, stated_ms: float = 0.0) -> float:
         """SLO: as given, as the repository states it, or from what was found."""
@@ -209,7 +189,7 @@ class Fitting:
 
     def _by_law(self, name: str, models: Sequence[FoundModel]) -> FittedFamily:
         slo_ms, variants, accuracies = self._slo_ms(models, name), list[Variant](), self.terms.accuracy
-        joins = any(m.engine == "vllm" or 0 < m.total("executions") < 0.9 * m.computed for m in models)
+        joins = any(model.joins for model in models)
         one = FittedFamily(Family(family_name(name), "accuracy", ()), models, slo_ms, joins=joins)
         for number, model in enumerate(models, 1):
             own = family_name(model.name if len(models) > 1 else model.plain)
@@ -218,7 +198,7 @@ class Fitting:
                 self.notes.append(f"accuracy of {model.plain}: 1 assumed (--accuracy {model.plain}=0.76)")
             device, kind, shape, clock_mhz = self._place(model)
             fit = self.fits[device.board]
-            memory_mib = int(device.used_mib / max(1, len(self.found.on(device.name)))) or MEMORY_MIB
+            memory_mib = round(device.gauges.get("used_mib", MEMORY_MIB) / len(self.found.on(device.name)))
             known = (
                 1.0 if accuracy is None else accuracy,
                 "trefoil assess --accuracy",

@@ -29,36 +29,40 @@ from trefoil.core.units import HOUR_S
 
 BINS: Final = 168
 BIN_SAMPLES: Final = 4.0  # samples that a bin holds at least
-GAP_SAMPLES: Final = 4.0  # longer without a sample is a gap
-GAP_MIN_S: Final = 60.0
 QUANTILES: Final = (0.5, 0.95, 0.99)
+GAUGES: Final = ("clock_mhz", "limit_w", "used_mib", "free_mib", "memory_mib")
 IDLE_ACTIVITY: Final = 0.005
 IDLE_SAMPLES: Final = 5
+NEEDED: Final = {  # quantities of which one has to be there, their series, what to enable
+    "models": (
+        {"requests"}, "nv_inference_request_success (Triton), vllm:request_success_total (vLLM)",
+        "have Triton's port 8002 or vLLM's /metrics scraped (tritonserver --allow-metrics=true)",
+    ),
+    "energy": (
+        {"joules", "watts"},
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, DCGM_FI_DEV_POWER_USAGE, nv_energy_consumption, nv_gpu_power_usage",
+        "run DCGM's exporter; without MIG Triton tells them too (--allow-gpu-metrics=true)",
+    ),
+}  # fmt: skip
 UTILISED: Final = 0.7  # of a device's time, up to which it is counted as needed
 
 
 @dataclass(slots=True)
 class FoundDevice:
     """Device: its name in series (UUID), host and board, its MIG slices by id, and by bin joules and covered seconds.
-
-    `idle_w` is the median of its watts while nothing computes; None: that was never seen. `pods`: what uses it.
-    """
+    `idle_w`: the median of its watts while nothing computes; None: that was never seen."""
 
     name: str
     host: str = ""
     board: str = ""
     slices: dict[str, str] = field(default_factory=dict)
-    pods: dict[str, str] = field(default_factory=dict)
-    """Pod that uses it -> id of its MIG slice, "" for the whole."""
+    pods: dict[str, str] = field(default_factory=dict)  # that use it, with the id of their MIG slice, "" for the whole
     joules: Floats = field(default_factory=lambda: np.zeros(0))
     covered_s: Floats = field(default_factory=lambda: np.zeros(0))
     mean_w: float = 0.0
     idle_w: float | None = None
     activity: float | None = None
-    clock_mhz: float = 0.0
-    limit_w: float = 0.0
-    used_mib: float = 0.0
-    memory_mib: float = 0.0
+    gauges: dict[str, float] = field(default_factory=dict)  # medians, of those of GAUGES that are there
     basis: str = ""
 
 
@@ -75,79 +79,40 @@ class Replica:
 
 @dataclass(slots=True)
 class FoundModel:
-    """Model: replicas, latency quantiles [ms] and what they rest on (`histogram`, `summary`, `mean`)."""
+    """Model: replicas; latency quantiles [ms] with what they rest on (`histogram`, `summary`, `mean`).
+
+    `plain`: its name without the version. `batch`: items of an execution; of engines that decode together, requests in
+    progress. `items`: of a request. `request_ms`: mean time in the server, with waiting. `service_ms`: mean time of an
+    execution, of requests that no cache answered; a server counts a batch's time once for each of its requests.
+    """
 
     name: str
     engine: str
-    replicas: list[Replica] = field(default_factory=list)
+    version: str
+    plain: str
+    replicas: list[Replica]
     latency_ms: dict[float, float] = field(default_factory=dict)
     latency_basis: str = "mean"
-    running: float = 0.0
-    """Requests in progress at once, of engines that say so, while there are any."""
-
-    @property
-    def version(self) -> str:
-        """Version of the model; "" where its server says none."""
-        return self.name.rpartition(":")[2] if self.engine == "triton" and ":" in self.name else ""
-
-    @property
-    def plain(self) -> str:
-        """Name without the version."""
-        return self.name.rpartition(":")[0] if self.version else self.name
+    batch: float = 1.0
+    items: float = 1.0
+    request_ms: float = 0.0
+    service_ms: float = 0.0
+    joins: bool = False  # requests that wait
 
     def count(self, quantity: str) -> Floats:
         """Sum over the replicas by bin."""
-        parts = [one.counts[quantity] for one in self.replicas if quantity in one.counts]
-        return np.sum(parts, axis=0) if parts else np.zeros_like(self.replicas[0].covered_s)
-
-    def total(self, quantity: str) -> float:
-        """Sum over replicas and bins."""
-        return float(self.count(quantity).sum())
+        nothing = np.zeros_like(self.replicas[0].covered_s)
+        return np.asarray(np.sum([one.counts.get(quantity, nothing) for one in self.replicas], axis=0))
 
     @property
     def covered_s(self) -> Floats:
         """Seconds of each bin in which it was seen."""
         return np.asarray(np.max([one.covered_s for one in self.replicas], axis=0))
 
-    @property
-    def computed(self) -> float:
-        """Requests that were computed: not those that a response cache answered."""
-        return max(0.0, self.total("requests") - self.total("cache_hits"))
-
-    @property
-    def batch(self) -> float:
-        """Items of one execution; of engines that decode together, requests in progress."""
-        if self.engine == "vllm":
-            return max(1.0, self.running)
-        executions = self.total("executions")
-        return max(1.0, self.total("items") / executions) if executions else 1.0
-
-    @property
-    def items(self) -> float:
-        """Items of one request."""
-        return max(1.0, self.total("items") / self.computed) if self.computed and self.total("items") else 1.0
-
-    @property
-    def request_ms(self) -> float:
-        """Mean time of a request in its server, with waiting."""
-        answered = self.total("requests")
-        return 1e3 * self.total("request_s") / answered if answered else 0.0
-
-    @property
-    def service_ms(self) -> float:
-        """Mean time of one execution. A server counts a batch's time once for each of its requests."""
-        if not self.computed:
-            return 0.0
-        seconds = sum(self.total(name) for name in ("input_s", "infer_s", "output_s"))
-        if not seconds:
-            seconds = self.total("request_s") - self.total("queue_s")
-        return 1e3 * max(0.0, seconds) / self.computed
-
     def executions(self, replica: Replica) -> Floats:
         """Executions of a replica by bin; batches of requests, where the engine counts none."""
-        if "executions" in replica.counts:
-            return replica.counts["executions"]
-        return replica.counts.get("requests", np.zeros_like(replica.covered_s)) / self.batch
+        counted = replica.counts.get("executions")
+        return replica.counts["requests"] / self.batch if counted is None else counted
 
     def busy_s(self, replica: Replica) -> Floats:
         """Seconds in which a replica computes, by bin."""
@@ -170,16 +135,10 @@ class Found:
         """Covered seconds by bin: the mean of the devices."""
         return np.asarray(np.mean([one.covered_s for one in self.devices.values()], axis=0))
 
-    @property
-    def joules(self) -> float:
-        """Joules of all devices while they are covered."""
-        return float(sum(one.joules.sum() for one in self.devices.values()))
-
     def on(self, device: str) -> list[tuple[FoundModel, Replica]]:
         """Models on a device, with the replica of each."""
-        return [
-            (m, r) for m in self.models.values() for r in m.replicas if any(name == device for name, _ in r.devices)
-        ]
+        pairs = [(model, one) for model in self.models.values() for one in model.replicas]
+        return [(model, one) for model, one in pairs if device in dict(one.devices)]
 
     def asleep_h(self) -> float:
         """Device hours in which a device more than the load needs was awake, at `UTILISED` of each one's time."""
@@ -192,20 +151,18 @@ class Found:
         return float((spare + unused).sum() * self.bin_s / 3600.0)
 
 
-def find(series: Sequence[MetricSeries], begin_s: float = 0.0, end_s: float = 0.0) -> Found:
-    """Find devices and models. Times 0: as far as the samples reach.
-
-    Raises:
-        InvalidInput: there are none of devices, of models, or of energy; names what was looked for.
-    """
+def find(series: Sequence[MetricSeries]) -> Found:
+    """Find devices and models, as far as the samples reach; raises InvalidInput: what was looked for is not there."""
     known = [one for one in series if meaning(one.name) is not None and one.times_s.size]
-    _check(known)
-    begin_s = begin_s or min(one.times_s[0] for one in known)
-    end_s = end_s or max(one.times_s[-1] for one in known)
+    there = {meaning(one.name).quantity for one in known}  # type: ignore[union-attr]
+    for what, (quantities, names, remedy) in NEEDED.items():
+        if not there & quantities:
+            raise InvalidInput(f"no series of {what}: looked for {names}", field="series", remedy=remedy)
+    begin_s, end_s = min(one.times_s[0] for one in known), max(one.times_s[-1] for one in known)
     step_s = max(spacing_s(one.times_s) for one in known)
     if not end_s - begin_s >= max(2 * step_s, 1.0):
-        raise InvalidInput("fewer than three samples of a series", field="time", value=end_s - begin_s,
-                           remedy="read a longer time: --since, --minutes, or more rows")  # fmt: skip
+        remedy = "read a longer time: --since, --minutes, or more rows"
+        raise InvalidInput("fewer than three samples of a series", field="time", remedy=remedy)
     bin_s = min(HOUR_S, max((end_s - begin_s) / BINS, BIN_SAMPLES * step_s))
     edges = np.linspace(begin_s, end_s, max(1, round((end_s - begin_s) / bin_s)) + 1)
     found = Found(begin_s, float(edges[1] - edges[0]), edges, {}, {})
@@ -213,8 +170,7 @@ def find(series: Sequence[MetricSeries], begin_s: float = 0.0, end_s: float = 0.
         found.devices[name] = _device(name, own, edges, found.notes)
     models = _grouped(known, MODEL_SERIES, _model_key)
     for name, own in sorted(models.items()):
-        model = _model(name, own, edges)
-        if model.total("requests") > 0:
+        if (model := _model(name, own, edges)) is not None:
             found.models[name] = model
     if idle := sorted(set(models) - set(found.models)):
         found.notes.append(f"not asked in that time, and left out: {', '.join(idle)}")
@@ -223,28 +179,8 @@ def find(series: Sequence[MetricSeries], begin_s: float = 0.0, end_s: float = 0.
     place(found, known)
     share = float(found.covered_s.sum() / (end_s - begin_s))
     if share < 0.99:
-        found.notes.append(
-            f"{1 - share:.1%} of the time has no samples: it is counted nowhere, and load there is assumed"
-        )
+        found.notes.append(f"{1 - share:.1%} of the time has no samples: nothing of it counts, its load is assumed")
     return found
-
-
-def _check(known: Sequence[MetricSeries]) -> None:
-    """Check that there is something of models and of energy."""
-    there = {meaning(one.name).quantity for one in known}  # type: ignore[union-attr]
-    if "requests" not in there:
-        raise InvalidInput(
-            "no series of models: looked for nv_inference_request_success (Triton), vllm:request_success_total (vLLM)",
-            field="series",
-            remedy="have Triton's port 8002 or vLLM's /metrics scraped (tritonserver --allow-metrics=true)",
-        )
-    if not there & {"joules", "watts"}:
-        raise InvalidInput(
-            "no series of energy: looked for DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, DCGM_FI_DEV_POWER_USAGE, "
-            "nv_energy_consumption and nv_gpu_power_usage",
-            field="series",
-            remedy="run DCGM's exporter; without MIG Triton tells them too (--allow-gpu-metrics=true)",
-        )
 
 
 def _model_key(labels: Labels) -> str:
@@ -264,6 +200,10 @@ def _host(labels: Labels) -> str:
 
 def _workload(labels: Labels) -> str:
     return labels.get("exported_pod") or labels.get("pod") or ""
+
+
+def _server(labels: Labels) -> str:
+    return _workload(labels) or labels.get("instance", "")
 
 
 def _grouped(
@@ -286,12 +226,8 @@ def _best(series: Sequence[MetricSeries], quantity: str) -> tuple[list[MetricSer
     return [s for s, _ in own], own[0][1].factor if own else 1.0
 
 
-def _gap_s(series: MetricSeries) -> float:
-    return max(GAP_MIN_S, GAP_SAMPLES * spacing_s(series.times_s))
-
-
 def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: list[str]) -> FoundDevice:
-    found, watts, gauges = FoundDevice(name), None, {}
+    found = FoundDevice(name)
     for one in sorted(series, key=lambda one: "Hostname" not in one.labels):
         found.host = found.host or _host(one.labels)
         found.board = found.board or one.labels.get("modelName", "")
@@ -299,74 +235,78 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
             found.slices[instance] = one.labels.get("GPU_I_PROFILE", "")
         if "DCGM" in one.name and (pod := _workload(one.labels)):
             found.pods[pod] = one.labels.get("GPU_I_ID", "")
-    for quantity in ("watts", "activity", "clock_mhz", "limit_w", "used_mib", "free_mib", "memory_mib"):
-        parts, factor = _best(series, quantity)
-        if parts:
-            times, values = merged(parts)
-            gauges[quantity] = (times, values * factor)
-    for quantity in ("clock_mhz", "limit_w", "used_mib", "memory_mib"):
-        if quantity in gauges:
-            setattr(found, quantity, float(np.median(gauges[quantity][1])))
-    if "free_mib" in gauges and not found.memory_mib:
-        found.memory_mib = found.used_mib + float(np.median(gauges["free_mib"][1]))
+    for quantity in GAUGES:
+        if (gauge := _gauge(series, quantity)) is not None:
+            found.gauges[quantity] = float(np.median(gauge[1]))
+    watts, activity = _gauge(series, "watts"), _gauge(series, "activity")
     parts, factor = _best(series, "joules")
-    watts = gauges.get("watts")
-    if parts:
-        found.basis = f"counted ({parts[0].name.removesuffix('_total')})"
-        if parts[0].name.startswith("nv_"):  # of two servers on it each counts since its own start
-            each = [increases(one.times_s, one.values, edges, _gap_s(one)) for one in parts]
-            found.joules, found.covered_s = (np.max([pair[n] for pair in each], axis=0) for n in (0, 1))
-        else:
-            times, values = merged(parts)
-            whole = MetricSeries(parts[0].name, {}, times, values * factor)
-            found.joules, found.covered_s = increases(times, whole.values, edges, _gap_s(whole))
+    found.basis = parts[0].name.removesuffix("_total") if parts else "power, integrated" if watts else "none"
+    if parts and parts[0].name.startswith("nv_"):  # of two servers on it each counts since its own start
+        each = [increases(one.times_s, factor * one.values, edges) for one in parts]
+        found.joules, found.covered_s = (np.max([pair[n] for pair in each], axis=0) for n in (0, 1))
+    elif parts:
+        times, values = merged(parts)
+        found.joules, found.covered_s = increases(times, factor * values, edges)
     elif watts is not None:
-        found.basis = "power gauge, integrated"
+        steps = np.diff(watts[0]) * (watts[1][1:] + watts[1][:-1]) / 2
+        found.joules, found.covered_s = increases(watts[0], np.concatenate(([0.0], np.cumsum(steps))), edges)
         notes.append(f"{name}: no energy counter; its power is integrated, and peaks between samples are missed")
-        cumulated = np.concatenate(([0.0], np.cumsum(np.diff(watts[0]) * (watts[1][1:] + watts[1][:-1]) / 2)))
-        found.joules, found.covered_s = increases(watts[0], cumulated, edges, _gap_s(MetricSeries("", {}, *watts)))
     else:
-        found.basis = "none"
-        found.joules, found.covered_s = np.zeros(edges.size - 1), np.zeros(edges.size - 1)
+        found.joules = found.covered_s = np.zeros(edges.size - 1)
         notes.append(f"{name}: neither joules nor watts: it counts as nothing")
-    total_s = found.covered_s.sum()
-    found.mean_w = float(found.joules.sum() / total_s) if total_s else 0.0
-    if "activity" in gauges:
-        times, activity = gauges["activity"]
-        found.activity = float(activity.mean())
-        if watts is not None:
-            still = np.interp(watts[0], times, activity) <= IDLE_ACTIVITY
-            if still.sum() >= IDLE_SAMPLES:
-                found.idle_w = float(np.median(watts[1][still]))
+    found.mean_w = float(found.joules.sum() / max(1e-9, found.covered_s.sum()))
+    if activity is not None:
+        found.activity = float(activity[1].mean())
+    if activity is not None and watts is not None:
+        still = np.interp(watts[0], *activity) <= IDLE_ACTIVITY
+        found.idle_w = float(np.median(watts[1][still])) if still.sum() >= IDLE_SAMPLES else None
     return found
 
 
-def _model(name: str, series: Sequence[MetricSeries], edges: Floats) -> FoundModel:
+def _gauge(series: Sequence[MetricSeries], quantity: str) -> tuple[Floats, Floats] | None:
+    """Times and values of a gauge; None: there is none."""
+    parts, factor = _best(series, quantity)
+    if not parts:
+        return None
+    times, values = merged(parts)
+    return times, factor * values
+
+
+def _model(name: str, series: Sequence[MetricSeries], edges: Floats) -> FoundModel | None:
+    """Model of its series; None where no request of it was counted."""
+    version = series[0].labels.get("version", "")
     engine = "vllm" if any(one.name.startswith("vllm:") for one in series) else "triton"
-    found = FoundModel(name, engine)
-    by_replica = defaultdict[str, list[MetricSeries]](list)
+    found = FoundModel(name, engine, version, name.removesuffix(f":{version}"), [])
+    by_replica, buckets = defaultdict[str, list[MetricSeries]](list), defaultdict[float, float](float)
     for one in series:
-        by_replica[_workload(one.labels) or one.labels.get("instance", "")].append(one)
-    buckets = defaultdict[float, float](float)
+        by_replica[_server(one.labels)].append(one)
     for replica, own in sorted(by_replica.items()):
-        counts, covered = dict[str, Floats](), np.zeros(edges.size - 1)
-        for quantity in sorted(COUNTERS - {"joules", "bucket"}):
+        covered = np.zeros(edges.size - 1)
+        counts = {"requests": covered.copy()}
+        for quantity in sorted(COUNTERS - {"joules"}):
             parts, factor = _best(own, quantity)
             for group in _same(parts):
                 times, values = merged(group)
-                whole = MetricSeries(quantity, {}, times, values)
-                rise, seen = increases(times, values * factor, edges, _gap_s(whole))
-                counts[quantity] = counts.get(quantity, np.zeros_like(rise)) + rise
+                rise, seen = increases(times, values * factor, edges)
+                if quantity == "bucket":
+                    buckets[float(group[0].labels.get("le", "inf"))] += float(rise.sum())
+                    continue
+                counts[quantity] = counts.get(quantity, 0.0) + rise
                 covered = np.maximum(covered, seen) if quantity == "requests" else covered
-        for group in _same(_best(own, "bucket")[0]):
-            times, values = merged(group)
-            rise, _ = increases(times, values, edges, _gap_s(MetricSeries("", {}, times, values)))
-            buckets[float(group[0].labels.get("le", "inf").replace("+Inf", "inf"))] += float(rise.sum())
         found.replicas.append(Replica(replica, _host(own[0].labels), counts, covered))
-    running = [means(*merged(group), edges) for group in _same(_best(series, "running")[0])]
-    if running:
-        together = np.nansum(running, axis=0) / max(1, len(found.replicas))
-        found.running = float(together[together > 0].mean()) if (together > 0).any() else 0.0
+    total = {quantity: float(found.count(quantity).sum()) for quantity in COUNTERS}
+    computed = total["requests"] - total["cache_hits"]
+    if not computed > 0:
+        return None
+    if total["items"] and total["executions"]:
+        found.items, found.batch = max(1.0, total["items"] / computed), max(1.0, total["items"] / total["executions"])
+    found.joins = engine == "vllm" or 0 < total["executions"] < 0.9 * computed
+    if running := [means(*merged(group), edges) for group in _same(_best(series, "running")[0])]:
+        together = np.nansum(running, axis=0) / len(found.replicas)
+        found.batch = max(1.0, float(together[together > 0].mean())) if (together > 0).any() else 1.0
+    service_s = total["input_s"] + total["infer_s"] + total["output_s"] or total["request_s"] - total["queue_s"]
+    found.service_ms = 1e3 * max(0.0, service_s) / computed
+    found.request_ms = 1e3 * total["request_s"] / total["requests"]
     _latency(found, buckets, series, edges)
     return found
 
@@ -376,13 +316,12 @@ def _same(parts: Sequence[MetricSeries]) -> list[list[MetricSeries]]:
     told = ("version", "reason", "finished_reason", "engine", "le", "quantile", "gpu_uuid")
     found = defaultdict[tuple[str, ...], list[MetricSeries]](list)
     for one in parts:
-        server = _workload(one.labels) or one.labels.get("instance", "")
-        found[(server, *(one.labels.get(label, "") for label in told))].append(one)
+        found[(_server(one.labels), *(one.labels.get(label, "") for label in told))].append(one)
     return list(found.values())
 
 
 def _latency(found: FoundModel, buckets: Mapping[float, float], series: Sequence[MetricSeries], edges: Floats) -> None:
-    """Quantiles by a histogram, else by a summary, else none; over all samples, of which a summary's are the mean."""
+    """Set quantiles: of a histogram over all samples, else the means of a summary's, of servers the worst."""
     if buckets and max(buckets.values()) > 0:
         found.latency_basis = "histogram"
         found.latency_ms = {q: 1e3 * histogram_quantile(buckets, q) for q in QUANTILES}
@@ -395,21 +334,15 @@ def _latency(found: FoundModel, buckets: Mapping[float, float], series: Sequence
         if q in QUANTILES and known.any():
             found.latency_basis = "summary"
             ms = 1e3 * factor * float(np.average(seen[known], weights=weight[known]))
-            found.latency_ms[q] = max(ms, found.latency_ms.get(q, 0.0))  # quantiles of servers do not add up: the worst
+            found.latency_ms[q] = max(ms, found.latency_ms.get(q, 0.0))
 
 
 def histogram_quantile(buckets: Mapping[float, float], q: float) -> float:
     """Quantile of cumulative counts by upper bound, linear inside a bucket; beyond the last bound, that bound."""
     bounds = sorted(buckets)
     counts = np.maximum.accumulate([buckets[bound] for bound in bounds])
-    rank, low, below = q * counts[-1], 0.0, 0.0
-    for bound, count in zip(bounds, counts, strict=True):
-        if count >= rank:
-            if not np.isfinite(bound):
-                return low
-            return low + (bound - low) * ((rank - below) / (count - below) if count > below else 1.0)
-        low, below = bound, float(count)
-    return low
+    known = [min(bound, max(b for b in bounds if np.isfinite(b))) for bound in bounds]
+    return float(np.interp(q * counts[-1], [0.0, *counts], [0.0, *known]))
 
 
 def place(found: Found, series: Sequence[MetricSeries]) -> None:
@@ -417,7 +350,7 @@ def place(found: Found, series: Sequence[MetricSeries]) -> None:
     by_server = defaultdict[str, set[str]](set)
     for told in series:
         if told.labels.get("gpu_uuid") in found.devices:
-            by_server[_workload(told.labels) or told.labels.get("instance", "")].add(told.labels["gpu_uuid"])
+            by_server[_server(told.labels)].add(told.labels["gpu_uuid"])
     left = list[tuple[str, Replica]]()
     for model in found.models.values():
         for one in model.replicas:
@@ -433,8 +366,5 @@ def place(found: Found, series: Sequence[MetricSeries]) -> None:
     servers = sorted({one.name for _, one in left})
     for _, one in left:
         one.devices = ((names[servers.index(one.name) % len(names)], ""),)
-    if left:
-        found.notes.append(
-            f"which device serves {', '.join(sorted({name for name, _ in left}))} is not said (no pod, gpu_uuid or "
-            "host in common): servers are dealt to devices in order"
-        )
+    if unplaced := ", ".join(sorted({name for name, _ in left})):
+        found.notes.append(f"no pod, gpu_uuid or host says which device serves {unplaced}: dealt to devices in order")

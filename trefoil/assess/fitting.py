@@ -8,7 +8,7 @@ idle by the time that each model computes. The split adds up to what was counted
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from trefoil.assess.series import Floats
 from trefoil.core.units import J_PER_KWH
 
 NO_MODEL: Final = "(no model)"
+TABLE: Final = "the board's table"
 VARIES: Final = 0.1  # coefficient of variation of a load from which idle watts can be fitted
 UNKNOWN_SIGMA: Final = 0.3
 SIGMA_MIN: Final = 0.02
@@ -42,16 +43,6 @@ class ModelCost:
     grams: float = 0.0
     requests: float = 0.0
 
-    @property
-    def joules_per_request(self) -> float:
-        """Joules of a request, idle included; NaN without any."""
-        return self.joules / self.requests if self.requests else float("nan")
-
-    @property
-    def grams_per_request(self) -> float:
-        """Grams of a request, idle included; NaN without any."""
-        return self.grams / self.requests if self.requests else float("nan")
-
 
 @dataclass(frozen=True, slots=True)
 class FleetCosts:
@@ -65,10 +56,8 @@ class FleetCosts:
     @property
     def whole(self) -> ModelCost:
         """Cost of all together."""
-        every = self.by_model.values()
-        return ModelCost(
-            *(sum(getattr(one, name) for one in every) for name in ("joules", "idle_j", "grams", "requests"))
-        )
+        every = [astuple(one) for one in self.by_model.values()]
+        return ModelCost(*(sum(column) for column in zip(*every, strict=True)))
 
 
 def fit_boards(found: Found, table_idle_w: Mapping[str, float]) -> dict[str, BoardFit]:
@@ -83,38 +72,29 @@ def _fit(found: Found, devices: Sequence[FoundDevice], table_w: float) -> BoardF
     models = sorted({model.name for device in devices for model, _ in found.on(device.name)})
     seen = [one.idle_w for one in devices if one.idle_w is not None]
     seen += [one.mean_w for one in devices if not found.on(one.name) and one.covered_s.sum()]
-    columns, joules, covered = [], [], []
+    rows = []
     for device in devices:
-        known = device.covered_s > 0.5 * found.bin_s
-        counts = {name: np.zeros(known.size) for name in models}
+        counts = dict.fromkeys(models, np.zeros_like(device.joules))
         for model, replica in found.on(device.name):
-            counts[model.name] += model.executions(replica) / len(replica.devices)
-        columns.append(np.array([counts[name][known] for name in models]).reshape(len(models), -1).T)
-        joules.append(device.joules[known])
-        covered.append(device.covered_s[known])
-    x, y, seconds = np.vstack(columns), np.concatenate(joules), np.concatenate(covered)
-    rate = x.sum(axis=1) / np.maximum(seconds, 1e-9) if x.size else np.zeros(0)
-    varies = rate.size > len(models) + 2 and rate.mean() > 0 and rate.std() > VARIES * rate.mean()
+            counts[model.name] = counts[model.name] + model.executions(replica) / len(replica.devices)
+        known = device.covered_s > 0.5 * found.bin_s
+        rows.append(np.column_stack([device.joules, device.covered_s, *counts.values()])[known])
+    y, seconds, x = (part := np.vstack(rows))[:, 0], part[:, 1], part[:, 2:]
+    rate = x.sum(axis=1) / np.maximum(seconds, 1e-9)
+    mean_w = float(y.sum() / max(seconds.sum(), 1e-9))
     if seen:
         idle_w, basis = float(np.median(seen)), "seen idle"
-    elif varies:
-        solved, _ = _least_squares(np.column_stack((seconds, x)), y)
-        idle_w, basis = float(solved[0]), "fitted"
+    elif rate.size > len(models) + 2 and rate.std() > VARIES * rate.mean() > 0:
+        solved, _ = _least_squares(part[:, 1:], y)
+        idle_w, basis, mean_w = float(solved[0]), "fitted", float((y / seconds).min())
     else:
-        idle_w, basis = table_w, "the board's table"
-    if seconds.size:
-        idle_w = min(idle_w, float((y / seconds).min()) if basis == "fitted" else float(np.mean(y) / np.mean(seconds)))
+        idle_w, basis = table_w, TABLE
+    idle_w = min(idle_w, mean_w)
     each, errors = _least_squares(x, y - idle_w * seconds)
-    fitted = {n: float(e) for n, e in zip(models, each, strict=True)}
-    sigma = {n: _sigma(float(e), float(s), basis) for n, e, s in zip(models, each, errors, strict=True)}
-    return BoardFit(idle_w, basis, fitted, sigma)
-
-
-def _sigma(value: float, error: float, basis: str) -> float:
-    if not value > 0 or not np.isfinite(error):
-        return UNKNOWN_SIGMA
-    least = SIGMA_MIN if basis != "the board's table" else UNKNOWN_SIGMA
-    return float(np.clip(error / value, least, 2 * UNKNOWN_SIGMA))
+    least = UNKNOWN_SIGMA if basis == TABLE else SIGMA_MIN
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sigma = np.nan_to_num(np.clip(errors / each, least, 2 * UNKNOWN_SIGMA), nan=UNKNOWN_SIGMA)
+    return BoardFit(idle_w, basis, *(dict(zip(models, values.tolist(), strict=True)) for values in (each, sigma)))
 
 
 def _least_squares(x: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -124,14 +104,12 @@ def _least_squares(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     while used:
         own = x[:, used]
         solved, _, rank, _ = np.linalg.lstsq(own, y, rcond=None)
-        worst = int(np.argmin(solved))
-        if solved[worst] < 0:
-            used.pop(worst)
+        if solved.min() < 0:
+            used.pop(int(np.argmin(solved)))
             continue
         found[used] = solved
-        left = y.size - len(used)
-        if left > 0 and rank == len(used):
-            variance = float(((y - own @ solved) ** 2).sum()) / left
+        if y.size > rank == len(used):
+            variance = float(((y - own @ solved) ** 2).sum()) / (y.size - rank)
             errors[used] = np.sqrt(np.maximum(0.0, variance * np.diag(np.linalg.inv(own.T @ own))))
         break
     return found, errors
@@ -139,44 +117,28 @@ def _least_squares(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 def costs(found: Found, fits: Mapping[str, BoardFit], intensity: Floats, pue: float) -> FleetCosts:
     """Costs of each model while devices are covered. `intensity`: g/kWh by bin. Joules add up to what was counted."""
-    by_model = defaultdict[str, ModelCost](ModelCost)
+    by_model, total = defaultdict[str, ModelCost](ModelCost), np.zeros(found.edges_s.size - 1)
     for model in found.models.values():
-        by_model[model.name].requests = model.total("requests")
-    total = np.zeros(found.edges_s.size - 1)
+        by_model[model.name].requests = model.count("requests").sum()
     for device in found.devices.values():
         fit, hosted = fits[device.board], found.on(device.name)
         total += device.joules
         idle = np.minimum(device.joules, fit.idle_w * device.covered_s)
-        active = device.joules - idle
-        busy = {m.name: np.zeros_like(idle) for m, _ in hosted}
-        drawn = {m.name: np.zeros_like(idle) for m, _ in hosted}
-        for model, replica in hosted:
-            busy[model.name] += model.busy_s(replica) / len(replica.devices)
-            drawn[model.name] += fit.joules[model.name] * model.executions(replica) / len(replica.devices)
-        drawn = drawn if any(one.any() for one in drawn.values()) else busy
-        for name, part in _shares(drawn).items():
-            _book(by_model[name], active * part, 0.0 * active, intensity, pue)
-        overall = {name: np.full_like(idle, one.sum()) for name, one in busy.items()}
-        for name, part in _shares(overall).items():
-            _book(by_model[name], idle * part, idle * part, intensity, pue)
+        nothing = [np.zeros_like(idle)] * (not hosted)
+        busy = np.array([m.busy_s(r) / len(r.devices) for m, r in hosted] + nothing)
+        drawn = np.array([fit.joules[m.name] * m.executions(r) / len(r.devices) for m, r in hosted] + nothing)
+        active = (device.joules - idle) * _shares(drawn if drawn.any() else busy)
+        kept = idle * _shares(np.repeat(busy.sum(axis=1, keepdims=True), idle.size, axis=1))
+        for name, above, below in zip([m.name for m, _ in hosted] or [NO_MODEL], active, kept, strict=True):
+            cost = by_model[name]
+            cost.joules += float((above + below).sum())
+            cost.idle_j += float(below.sum())
+            cost.grams += float((above + below) @ intensity) / J_PER_KWH * pue
     return FleetCosts(dict(by_model), total, intensity, fits)
 
 
-def _shares(weights: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Shares by bin; where none weighs anything, those of all bins, else equal ones; without anybody `NO_MODEL`."""
-    if not weights:
-        return {NO_MODEL: np.ones(1)}
-    total = np.sum(list(weights.values()), axis=0)
-    whole = {name: float(one.sum()) for name, one in weights.items()}
-    every = sum(whole.values())
-    found = {}
-    for name, one in weights.items():
-        otherwise = np.full_like(total, whole[name] / every if every else 1.0 / len(weights))
-        found[name] = np.divide(one, total, out=otherwise, where=total > 0)
-    return found
-
-
-def _book(cost: ModelCost, joules: Floats, idle_j: Floats, intensity: Floats, pue: float) -> None:
-    cost.joules += float(joules.sum())
-    cost.idle_j += float(idle_j.sum())
-    cost.grams += float((joules * intensity).sum()) / J_PER_KWH * pue
+def _shares(weights: Floats) -> Floats:
+    """Shares of rows by bin, shape (rows, bins); where none weighs anything, those of all bins, else equal ones."""
+    total, whole = weights.sum(axis=0), weights.sum(axis=1, keepdims=True)
+    otherwise = whole / whole.sum() if whole.sum() else np.full_like(whole, 1.0 / len(whole))
+    return np.asarray(np.where(total > 0, weights / np.maximum(total, 1e-300), otherwise))

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import numpy as np
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.providers.web import parse_utc
-from trefoil.assess.prometheus import Access, Asked, base_url, check_clusters, get
+from trefoil.assess.prometheus import Asked, base_url, check_clusters, get
 from trefoil.assess.series import Labels, MetricSeries, meaning, series_of
 from trefoil.core.errors import InvalidInput, TrefoilError, system_error
 from trefoil.runtime.clock import WallClock
@@ -25,11 +26,7 @@ Sample = tuple[str, Labels, float, float]
 
 
 def page_samples(text: str, at_s: float, source: str, option: str = "--scrape", **more: str) -> Iterator[Sample]:
-    """Samples of a metric page that are read, at a time.
-
-    Raises:
-        InvalidInput: it is no page of metrics.
-    """
+    """Samples of a metric page that are read, at a time; raises InvalidInput: it is no page of metrics."""
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -41,42 +38,34 @@ def page_samples(text: str, at_s: float, source: str, option: str = "--scrape", 
 
 
 def scrape(
-    urls: Sequence[str], span_s: float, every_s: float, access: Access, asked: Asked, say: Callable[[str], None]
+    urls: Sequence[str], span_s: float, every_s: float, client: httpx.Client, asked: Asked, say: Callable[[str], None]
 ) -> list[MetricSeries]:
     """Series of pages that are read every `every_s` for `span_s`; each page's labels get its `instance`.
 
-    A page that does not answer later on leaves a gap, which `say` is told.
-
-    Raises:
-        TrefoilError: a page cannot be read at first, or none of its series is known.
+    A page that cannot be read at first is an error; later on it leaves a gap, which `say` is told.
     """
     clock, samples = WallClock(), list[Sample]()
     urls = [base_url(url, "--scrape") for url in urls]
     begin_s, rounds = clock.monotonic_s(), max(2, round(span_s / every_s) + 1)
-    with access.client() as client:
-        for number in range(rounds):
-            clock.block(max(0.0, begin_s + number * every_s - clock.monotonic_s()))
-            for url in urls:
-                try:
-                    text = get(client, url, "--scrape", asked).content.decode("utf-8", "replace")
-                    found = list(page_samples(text, clock.now_s(), url, instance=urlsplit(url).netloc))
-                except TrefoilError as error:
-                    if not number:
-                        raise
-                    say(f"a gap: {error}")
-                    continue
-                samples += found
-                asked.samples += len(found)
+    for number in range(rounds):
+        clock.block(max(0.0, begin_s + number * every_s - clock.monotonic_s()))
+        for url in urls:
+            try:
+                text = get(client, url, "--scrape", asked)[1].decode("utf-8", "replace")
+                found = list(page_samples(text, clock.now_s(), url, instance=urlsplit(url).netloc))
+            except TrefoilError as error:
+                if not number:
+                    raise
+                say(f"a gap: {error}")
+                continue
+            samples += found
+            asked.samples += len(found)
     return series_of(samples)
 
 
 def read_csv(paths: Sequence[Path]) -> list[MetricSeries]:
     """Series of CSV files: long (`metric,timestamp,value` and a column for each label) or wide, as Grafana exports
-    (`Time` and a column for each series, headed `name{label="value"}`).
-
-    Raises:
-        InvalidInput: names file, line or column, and remedy.
-    """
+    (`Time` and a column for each series, headed `name{label="value"}`)."""
     samples = list[Sample]()
     for path in paths:
         try:
@@ -93,9 +82,8 @@ def read_csv(paths: Sequence[Path]) -> list[MetricSeries]:
 
 
 def _column(path: Path, header: Sequence[str], names: Sequence[str]) -> int:
-    for number, cell in enumerate(header):
-        if cell.lower() in names:
-            return number
+    if found := [number for number, cell in enumerate(header) if cell.lower() in names]:
+        return found[0]
     remedy = "write metric,timestamp,value,LABEL..., or export the graph's series from Grafana"
     raise InvalidInput(f"{path} has no such column", field="--from-csv", value=" or ".join(names), remedy=remedy)
 
@@ -104,43 +92,31 @@ def _long(path: Path, header: Sequence[str], rows: Iterator[list[str]]) -> Itera
     name, time, value = (_column(path, header, names) for names in (NAME_COLUMNS, TIME_COLUMNS, ("value",)))
     labels = [(n, cell) for n, cell in enumerate(header) if n not in (name, time, value)]
     for line, row in enumerate(rows, 2):
-        if len(row) < len(header):
-            continue
-        if meaning(row[name]) is not None:
+        if len(row) >= len(header) and meaning(row[name]) is not None:
             own = {label: row[n] for n, label in labels if row[n]}
-            yield row[name], own, _time_s(path, line, row[time]), _number(path, line, row[value])
+            yield row[name], own, *_numbers(f"{path} line {line}", row[time], row[value])
 
 
 def _wide(path: Path, header: Sequence[str], rows: Iterator[list[str]]) -> Iterator[Sample]:
-    time = _column(path, header, TIME_COLUMNS)
-    columns = {
-        n: list(page_samples(f"{cell} 0\n", 0.0, f"{path}: {cell}", "--from-csv"))
-        for n, cell in enumerate(header)
-        if n != time
-    }
+    time, heads = _column(path, header, TIME_COLUMNS), dict[int, tuple[str, Labels]]()
+    for n, cell in enumerate(header):
+        for name, labels, *_ in page_samples(f"{cell} 0\n", 0.0, f"{path}: {cell}", "--from-csv") if n != time else ():
+            heads[n] = name, labels
     for line, row in enumerate(rows, 2):
-        for n, known in columns.items():
-            if known and n < len(row) and row[n].strip():
-                yield known[0][0], known[0][1], _time_s(path, line, row[time]), _number(path, line, row[n])
+        for n, head in heads.items():
+            if n < len(row) and row[n].strip():
+                yield *head, *_numbers(f"{path} line {line}", row[time], row[n])
 
 
-def _number(path: Path, line: int, text: str) -> float:
+def _numbers(where: str, time: str, value: str) -> tuple[float, float]:
+    """Time [s] and value of a cell."""
     try:
-        return float(text)
+        at = float(time) if time.replace(".", "", 1).replace("e", "", 1).isdecimal() else parse_utc(time, "time")
+    except ProviderFailure as error:
+        remedy = "write seconds or milliseconds since 1970, or YYYY-MM-DDTHH:MM:SSZ"
+        raise InvalidInput(f"{where}: no time", field="timestamp", value=time, remedy=remedy) from error
+    try:
+        return at / 1e3 if at > MS_FROM else at, float(value)
     except ValueError as error:
         remedy = "export raw values, without units"
-        raise InvalidInput(f"{path} line {line}: no number", field="value", value=text, remedy=remedy) from error
-
-
-def _time_s(path: Path, line: int, text: str) -> float:
-    try:
-        at = float(text)
-    except ValueError:
-        try:
-            return parse_utc(text.strip().replace(" ", "T", 1), "time")
-        except Exception as error:
-            remedy = "write seconds or milliseconds since 1970, or YYYY-MM-DDTHH:MM:SSZ"
-            raise InvalidInput(f"{path} line {line}: no time", field="timestamp", value=text, remedy=remedy) from error
-    if not np.isfinite(at):
-        raise InvalidInput(f"{path} line {line}: no time", field="timestamp", value=text, remedy="remove the line")
-    return at / 1e3 if at > MS_FROM else at
+        raise InvalidInput(f"{where}: no number", field="value", value=value, remedy=remedy) from error

@@ -1,170 +1,134 @@
 """Report of an assessment: tables, JSON, page with plots. What is assumed stands with the numbers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from trefoil.assess.answering import WORDS, LeverAnswer, LeverAnswers
-from trefoil.assess.families import FittedFamily
-from trefoil.assess.finding import Found
-from trefoil.assess.fitting import FleetCosts
-from trefoil.core.units import DAY_S, HOUR_S, J_PER_KWH
+from trefoil.assess.answering import LEVERS, Assessment, LeverAnswer
+from trefoil.core.units import DAY_S, HOUR_S, J_PER_KWH, MG_PER_G
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 YEAR_S: Final = 365.25 * DAY_S
-Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
-DEVICE_COLUMNS: Final = ("device", "host", "board", "slices", "mean W", "idle W", "active", "J", "joules by")
-MODEL_COLUMNS: Final = (
-    "model", "servers", "requests/s", "batch", "service ms", "p95 ms", "J/request", "mg/request", "J", "g", "idle",
-)  # fmt: skip
+Table = tuple[str, str, list[tuple[str, ...]]]
+DEVICE_COLUMNS: Final = "device|host|board|slices|mean W|idle W|active|J|joules by"
+MODEL_COLUMNS: Final = "model|servers|requests/s|batch|service ms|p95 ms|J/request|mg/request|J|g|idle"
+SAVING_COLUMNS: Final = "lever|saves|of seeds|g saved|p95 ms|in SLO|accuracy|what is risky, or why none"
 
 
-@dataclass(frozen=True, slots=True)
-class Assessment:
-    """Assessment of a fleet: what was found, what it costs, what levers save. `assumed`, `risks`: a line each."""
-
-    found: Found
-    costs: FleetCosts
-    fitted: Sequence[FittedFamily]
-    answers: LeverAnswers | None
-    assumed: Sequence[str]
-    risks: Sequence[str]
-    asked: str
-
-    @property
-    def headline(self) -> str:
-        """What the fleet costs, in a line."""
-        whole, seconds = self.costs.whole, float(self.found.covered_s.sum())
-        per_year = YEAR_S / seconds / 1e3 if seconds else 0.0
-        return (
-            f"{whole.joules / J_PER_KWH:.4g} kWh and {whole.grams:.4g} g of CO2 in {seconds / HOUR_S:.3g} h "
-            f"({whole.grams * per_year:.3g} kg a year), {whole.idle_j / max(whole.joules, 1e-9):.0%} of it idle; "
-            f"{self.found.asleep_h():.3g} device hours could be slept through"
-        )
-
-    def tables(self) -> list[Table]:
-        """Tables: title, columns, rows."""
-        devices: list[tuple[str, ...]] = [
-            (name, one.host, one.board or "-", ", ".join(sorted(one.slices.values())) or "whole", f"{one.mean_w:.1f}",
-             f"{self.costs.fits[one.board].idle_w:.1f} ({self.costs.fits[one.board].idle_basis})",
-             "-" if one.activity is None else f"{one.activity:.0%}", f"{one.joules.sum():.4g}", one.basis)
-            for name, one in self.found.devices.items()
-        ]  # fmt: skip
-        models = list[tuple[str, ...]]()
-        for name, cost in self.costs.by_model.items():
-            model = self.found.models.get(name)
-            cells = ("-",) * 5
-            if model is not None:
-                seconds = float(model.covered_s.sum())
-                quantile = model.latency_ms.get(0.95)
-                cells = (
-                    f"{len(model.replicas)}", f"{cost.requests / seconds if seconds else 0:.4g}", f"{model.batch:.3g}",
-                    f"{model.service_ms:.4g}", f"{quantile:.4g}" if quantile else f"mean {model.request_ms:.4g}",
-                )  # fmt: skip
-            each = (
-                (f"{cost.joules_per_request:.4g}", f"{1e3 * cost.grams_per_request:.4g}")
-                if cost.requests
-                else ("-", "-")
-            )
-            idle = f"{cost.idle_j / cost.joules:.0%}" if cost.joules else "-"
-            models.append((name, *cells, *each, f"{cost.joules:.4g}", f"{cost.grams:.4g}", idle))
-        found: list[Table] = [
-            ("Devices", DEVICE_COLUMNS, devices),
-            ("Models", MODEL_COLUMNS, models),
-        ]
-        if self.answers is not None:
-            columns = ("lever", "saves", "of seeds", "g saved", "p95 ms", "in SLO", "accuracy", "what is risky")
-            found.append(("Savings", columns, [self._answer(one) for one in self.answers.answers]))
-        return found
-
-    def _answer(self, one: LeverAnswer) -> tuple[str, ...]:
-        words = WORDS.get(one.lever, one.lever)
-        if not one.known:
-            return (words, "none", "", "", *_served(one), one.why_none)
-        grams = self.costs.whole.grams
-        saved, spread = f"{one.saving_pct:+.1f} %", f"{one.low_pct:+.1f} to {one.high_pct:+.1f} %"
-        return (words, saved, spread, f"{grams * one.saving_pct / 100:.3g}", *_served(one), one.risk)
-
-    def notes(self) -> list[str]:
-        """What has to be known beside the tables, a line each."""
-        lines = [f"assumed: {line}" for line in self.assumed] + [f"risk: {line}" for line in self.risks]
-        if self.answers is not None:
-            counted = self.costs.whole.joules / max(1e-9, float(self.found.covered_s.sum()))
-            told = self.answers
-            lines.append(
-                f"today in the simulator: {told.today_w:.1f} W, counted {counted:.1f} W; {told.seeds} seeds, "
-                f"{told.simulated_h:.3g} h"
-            )
-        return [*lines, f"asked: {self.asked}"]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        found, costs = self.found, self.costs
-        return {
-            "begin_s": found.begin_s, "end_s": float(found.edges_s[-1]), "bin_s": found.bin_s,
-            "covered_s": float(found.covered_s.sum()), "joules": costs.whole.joules, "grams": costs.whole.grams,
-            "idle_j": costs.whole.idle_j, "asleep_device_h": found.asleep_h(),
-            "devices": {
-                name: {"host": one.host, "board": one.board, "slices": one.slices, "joules": float(one.joules.sum()),
-                       "covered_s": float(one.covered_s.sum()), "mean_w": one.mean_w, "basis": one.basis,
-                       "idle_w": costs.fits[one.board].idle_w, "idle_basis": costs.fits[one.board].idle_basis}
-                for name, one in found.devices.items()
-            },
-            "models": {
-                name: {**asdict(cost), "servers": {r.name: [d for d, _ in r.devices] for r in model.replicas},
-                       "requests_per_s": (model.count("requests") / found.bin_s).tolist(), "batch": model.batch,
-                       "service_ms": model.service_ms, "request_ms": model.request_ms, "latency_ms": model.latency_ms,
-                       "latency_basis": model.latency_basis}
-                for name, cost in costs.by_model.items() if (model := found.models.get(name)) is not None
-            },
-            "joules_by_bin": costs.joules.tolist(), "intensity_g_per_kwh": costs.intensity.tolist(),
-            "savings": None if self.answers is None else asdict(self.answers),
-            "assumed": list(self.assumed), "risks": list(self.risks), "asked": self.asked,
-        }  # fmt: skip
-
-    def plot(self) -> "Figure":
-        """matplotlib Figure: load by model, power and intensity over time; savings with their spread."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9.0, 8.0), layout="constrained")
-        load, power, carbon, savings = figure.subplots(4, 1)
-        hours = (self.found.edges_s[:-1] - self.found.begin_s) / HOUR_S
-        for model in self.found.models.values():
-            load.step(hours, model.count("requests") / self.found.bin_s, where="post", label=model.name)
-        power.step(hours, self.costs.joules / self.found.bin_s, where="post", color="#5b6470")
-        idle = sum(self.costs.fits[one.board].idle_w for one in self.found.devices.values())
-        power.axhline(idle, color="#d64545", ls="--", lw=1)
-        carbon.step(hours, self.costs.intensity, where="post", color="#5b6470")
-        load.legend(frameon=False)
-        for axes, label in ((load, "requests/s"), (power, "W (-- idle)"), (carbon, "g CO2/kWh, by hours")):
-            axes.set_ylabel(label)
-            axes.set_ylim(bottom=0)
-            axes.margins(x=0)
-        known = [one for one in self.answers.answers if one.known] if self.answers else []
-        for at, one in enumerate(known):
-            error = [[one.saving_pct - one.low_pct], [one.high_pct - one.saving_pct]]
-            savings.barh(at, one.saving_pct, xerr=error, capsize=3, color="C0")
-        savings.set_yticks(range(len(known)), [one.lever for one in known])
-        savings.set_xlabel("saving, % of grams a request")
-        for axes in (load, power, carbon, savings):
-            axes.spines[["top", "right"]].set_visible(False)
-        return figure
-
-    def html(self, about: Mapping[str, Any]) -> str:
-        """HTML page."""
-        from trefoil.page import Card, page, svg_of
-
-        cards = [Card(title, columns, rows) for title, columns, rows in self.tables()]
-        cards += [Card("Over time", figure=svg_of(self.plot())), Card("What it rests on", lines=self.notes())]
-        simulated = (
-            "What the fleet costs was read from its own counters. Savings are simulated." if self.answers else ""
-        )
-        return page("what the fleet costs, and would save", self.headline, simulated, cards, about)
+def headline(one: Assessment) -> str:
+    """What the fleet costs, in a line."""
+    whole, seconds = one.costs.whole, float(one.found.covered_s.sum())
+    return (
+        f"{whole.joules / J_PER_KWH:.4g} kWh and {whole.grams:.4g} g of CO2 in {seconds / HOUR_S:.3g} h "
+        f"({whole.grams * YEAR_S / max(seconds, 1.0) / 1e3:.3g} kg a year); "
+        f"{whole.idle_j / max(whole.joules, 1e-9):.0%} of it idle; "
+        f"{one.found.asleep_h():.3g} device hours could be slept through"
+    )
 
 
-def _served(one: LeverAnswer) -> tuple[str, str, str]:
+def tables(one: Assessment) -> list[Table]:
+    """Tables: title, columns, rows."""
+    devices, models = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for name, device in one.found.devices.items():
+        fit, slices = one.costs.fits[device.board], ", ".join(sorted(device.slices.values()))
+        active = "-" if device.activity is None else f"{device.activity:.0%}"
+        idle = f"{fit.idle_w:.1f} ({fit.idle_basis})"
+        cells = (slices or "whole", f"{device.mean_w:.1f}", idle, active, f"{device.joules.sum():.4g}", device.basis)
+        devices.append((name, device.host, device.board or "-", *cells))
+    for name, cost in one.costs.by_model.items():
+        first: tuple[str, ...] = ("-",) * 7
+        if (model := one.found.models.get(name)) is not None:
+            p95 = model.latency_ms.get(0.95)
+            numbers = (cost.requests / model.covered_s.sum(), model.batch, model.service_ms)
+            each = (cost.joules / cost.requests, MG_PER_G * cost.grams / cost.requests)
+            first = (
+                str(len(model.replicas)), *(f"{n:.4g}" for n in numbers),
+                f"{p95:.4g}" if p95 else f"mean {model.request_ms:.4g}", *(f"{n:.4g}" for n in each),
+            )  # fmt: skip
+        idle = f"{cost.idle_j / cost.joules:.0%}" if cost.joules else "-"
+        models.append((name, *first, f"{cost.joules:.4g}", f"{cost.grams:.4g}", idle))
+    found = [("Devices", DEVICE_COLUMNS, devices), ("Models", MODEL_COLUMNS, models)]
+    if one.today:
+        rows = [_saving(answer, one.costs.whole.grams) for answer in one.answers]
+        found.append(("Savings", SAVING_COLUMNS, rows))
+    return found
+
+
+def _saving(one: LeverAnswer, grams: float) -> tuple[str, ...]:
     shown = ((one.p95_ms, ".4g"), (one.slo_attainment, ".2%"), (one.accuracy, ".4f"))
-    p95, attained, accuracy = (format(value, shape) if value == value else "-" for value, shape in shown)
-    return p95, attained, accuracy
+    served = [format(value, shape) if value == value else "-" for value, shape in shown]
+    words, risk = LEVERS[one.lever]
+    if one.why_none:
+        return (f"{one.lever}: {words}", "none", "", "", *served, one.why_none)
+    spread = f"{one.low_pct:+.1f} to {one.high_pct:+.1f} %"
+    saved = f"{grams * one.saving_pct / 100:.3g}"
+    return (f"{one.lever}: {words}", f"{one.saving_pct:+.1f} %", spread, saved, *served, risk)
+
+
+def notes(one: Assessment) -> list[str]:
+    """What has to be known beside the tables, a line each."""
+    lines = [f"assumed: {line}" for line in one.assumed] + [f"risk: {line}" for line in one.risks]
+    if told := one.today:
+        counted_w = one.costs.whole.joules / max(1e-9, float(one.found.covered_s.sum()))
+        simulated = f"{told['power_w']:.1f} W, p95 {told['p95_ms']:.4g} ms, {told['seeds']:g} seeds"
+        lines.append(f"today in the simulator: {simulated}; counted {counted_w:.1f} W")
+    return [*lines, f"asked: {one.asked}"]
+
+
+def to_json(one: Assessment) -> dict[str, Any]:
+    """JSON values."""
+    found, costs = one.found, one.costs
+    devices, models = dict[str, Any](), dict[str, Any]()
+    for name, device in found.devices.items():
+        sums = {"joules": float(device.joules.sum()), "covered_s": float(device.covered_s.sum())}
+        fit = costs.fits[device.board]
+        devices[name] = asdict(device) | sums | {"idle_w": fit.idle_w, "idle_basis": fit.idle_basis}
+    for name, model in found.models.items():
+        keys = ("batch", "service_ms", "request_ms", "latency_ms", "latency_basis")
+        servers = {replica.name: [device for device, _ in replica.devices] for replica in model.replicas}
+        rate = (model.count("requests") / found.bin_s).tolist()
+        own = {key: getattr(model, key) for key in keys}
+        models[name] = {**asdict(costs.by_model[name]), "servers": servers, "requests_per_s": rate, **own}
+    return {
+        "begin_s": found.begin_s, "bin_s": found.bin_s, "covered_s": float(found.covered_s.sum()),
+        **asdict(costs.whole), "asleep_device_h": found.asleep_h(), "devices": devices, "models": models,
+        "joules_by_bin": costs.joules.tolist(), "intensity_g_per_kwh": costs.intensity.tolist(),
+        "savings": [asdict(answer) for answer in one.answers], "today_simulated": dict(one.today),
+        "assumed": list(one.assumed), "risks": list(one.risks), "asked": one.asked,
+    }  # fmt: skip
+
+
+def plot(one: Assessment) -> "Figure":
+    """matplotlib Figure: load by model, power and intensity over time; savings with their spread."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 8.0), layout="constrained")
+    load, power, carbon, savings = panels = figure.subplots(4, 1)
+    found = one.found
+    hours = (found.edges_s[:-1] - found.begin_s) / HOUR_S
+    for model in found.models.values():
+        load.step(hours, model.count("requests") / found.bin_s, where="post", label=model.name)
+    load.legend(frameon=False)
+    power.step(hours, one.costs.joules / found.bin_s, where="post")
+    power.axhline(sum(one.costs.fits[device.board].idle_w for device in found.devices.values()), ls="--", lw=1)
+    carbon.step(hours, one.costs.intensity, where="post")
+    for axes, label in zip(panels, ("requests/s", "W (-- idle)", "g CO2/kWh, by hours", ""), strict=True):
+        axes.set_ylabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+    for answer in (answer for answer in one.answers if not answer.why_none):
+        apart = [[answer.saving_pct - answer.low_pct], [answer.high_pct - answer.saving_pct]]
+        savings.barh(answer.lever, answer.saving_pct, xerr=apart, capsize=3)
+    savings.set_xlabel("saving, % of grams a request")
+    return figure
+
+
+def html(one: Assessment, about: Mapping[str, Any]) -> str:
+    """HTML page."""
+    from trefoil.page import Card, page, svg_of
+
+    cards = [Card(title, columns.split("|"), rows) for title, columns, rows in tables(one)]
+    cards += [Card("Over time", figure=svg_of(plot(one))), Card("What it rests on", lines=notes(one))]
+    simulated = "What the fleet costs was read from its own counters. Savings are simulated." if one.answers else ""
+    return page("what the fleet costs, and would save", headline(one), simulated, cards, about)

@@ -8,9 +8,10 @@ stay awake each family is spread over as many as it has today.
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +19,11 @@ import numpy as np
 from trefoil.assess.families import FittedFamily, Terms
 from trefoil.assess.finding import Found
 from trefoil.assess.series import Floats
-from trefoil.core.catalog import Variant
 from trefoil.core.device_types import DRIVERS, NO_MIG, placements, reported_type
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.units import DAY_S, HOUR_S
-from trefoil.profiler.profile_csv import ProfilePoint, ProfileProvenance, profile_text, write_profile
+from trefoil.profiler.profile_csv import ProfileProvenance, profile_text, write_profile
 from trefoil.simulator.scenario.schema import Scenario
 
 REQUESTS_MAX: Final = 20_000  # that are simulated one by one; more are a flow
@@ -31,25 +31,23 @@ SPAN_MAX_S: Final = 7 * DAY_S
 COVERED_MIN: Final = 0.5
 LAW_SIGMA: Final = 0.3  # of times on slices that are by the law
 PLANNER: Final = "trefoil.assess.today:AsFound"
-NOISE: Final = (("latency", "sigma_ms"), ("energy", "sigma_j"))
 FLUID: Final = {"fidelity": "fluid", "parts": {"planner": {"demand_step": 1.05}}}
 FLUID_CONTROL: Final = {"move_horizon_s": HOUR_S, "tick_min_s": 6 * HOUR_S}
 
 
 @dataclass(slots=True)
 class PlayedFleet:
-    """Fleet as the simulator has it: types by node, what each device hosts (JSON of `today.AsFound`), families."""
+    """Fleet as the simulator has it: families, types by node, what each device hosts (JSON of `today.AsFound`). `zone`:
+    its name and the keys of `carbon.zones`. `left_out`: devices of servers that span several."""
 
     found: Found
     families: Sequence[FittedFamily]
     terms: Terms
-    zone: Mapping[str, Any]
-    """Its name, and the keys of `carbon.zones`."""
+    zone: dict[str, Any]
     date: str
     nodes: dict[str, list[str]]
     placed: dict[str, list[Any]]
     left_out: list[str]
-    """Devices of servers that span several."""
 
     @property
     def shared(self) -> bool:
@@ -64,13 +62,9 @@ class PlayedFleet:
 
 def fleet_of(
     found: Found, types: Mapping[str, DeviceType], families: Sequence[FittedFamily], terms: Terms,
-    zone: Mapping[str, Any], date: str,
+    zone: dict[str, Any], date: str,
 ) -> PlayedFleet:  # fmt: skip
-    """Fleet of what was found.
-
-    Raises:
-        InvalidInput: every server spans several devices.
-    """
+    """Fleet of what was found; raises InvalidInput: every server spans several devices."""
     pairs = [(model, one) for model in found.models.values() for one in model.replicas]
     wide = {name for _, one in pairs if len(one.devices) > 1 for name, _ in one.devices}
     served = {model: (one.family.name, variant) for one in families for model, variant in one.served.items()}
@@ -94,6 +88,8 @@ def fleet_of(
     if not any(placed.values()):
         why, remedy = "each server spans several devices, which the simulator has not", "see the table of models"
         raise InvalidInput(why, field="models", value=", ".join(found.models), remedy=remedy)
+    there = {family for slices in placed.values() for _, models in slices for family, _ in models}
+    families = [one for one in families if one.family.name in there]
     return PlayedFleet(found, families, terms, zone, date, dict(nodes), placed, sorted(wide))
 
 
@@ -124,58 +120,54 @@ def toml_text(values: Mapping[str, Any], table: str = "") -> str:
 
 
 def write_family(
-    folder: Path,
-    fitted: FittedFamily,
-    variants: Sequence[Variant],
-    points: Sequence[ProfilePoint],
-    profile: Path,
-    date: str,
+    folder: Path, one: FittedFamily, profile: Path, date: str, *, variants: bool = True, shapes: Collection[str] = ()
 ) -> None:
-    """Write a family.toml below `folder`, unless that is the family's own, and a profile, of some variants."""
-    if folder != fitted.folder:
-        family, folder = fitted.family, folder / fitted.family.name
+    """Write a family.toml below `folder`, unless that is the family's own, and a profile. `variants` False: of those
+    that are served alone; `shapes`: of these slices alone."""
+    own = one.family.variants if variants else one.shown
+    if folder != one.folder:
+        family, folder = one.family, folder / one.family.name
         folder.mkdir(parents=True, exist_ok=True)
         keys = ("name", "version", "accuracy", "accuracy_source", "memory_mib", "load_s", "macs", "licence")
         tree: dict[str, Any] = {"name": family.name, "metric": family.metric, "generative": family.generative}
         tree |= {"tokens_mean": family.tokens_mean} if family.generative else {}
         tree["classes"] = {k: {"percentile": 100 * q, "latency_ms": ms} for k, (ms, q) in family.classes.items()}
-        tree["variants"] = [{key: getattr(one, key) for key in keys} for one in variants]
+        tree["variants"] = [{key: getattr(variant, key) for key in keys} for variant in own]
         (folder / "family.toml").write_text(toml_text(tree), encoding="utf-8")
-    source = f"trefoil assess: {'fitted to' if fitted.folder else 'by a law from'} found points"
+    source = f"trefoil assess: {'fitted to' if one.folder else 'by a law from'} found points"
     about = ProfileProvenance("the fleet that was read", date, "none", simulated=False, source=source, basis="modelled")
-    names = [one.name for one in variants]
-    text = profile_text([one for one in points if one.variant in names], about, estimate_energy=False)
-    write_profile(profile, folder, text, names)
+    names = [variant.name for variant in own]
+    points = [p for p in one.points if p.variant in names and (not shapes or p.slice_type in shapes)]
+    write_profile(profile, folder, profile_text(points, about, estimate_energy=False), names)
 
 
 def write_files(out: Path, fleet: PlayedFleet) -> Path:
     """Write the files of a found fleet; the path of scenario.toml."""
-    found, terms, zone = fleet.found, fleet.terms, fleet.zone
+    found, terms, zone, every = fleet.found, fleet.terms, fleet.zone, fleet.families
     kept = found.edges_s[:-1] >= found.edges_s[-1] - SPAN_MAX_S - 1.0
+    hours = {"offset_h": zone["offset_h"] + float((~kept).sum()) * found.bin_s / HOUR_S} if "offset_h" in zone else {}
     load = {one.family.name: rates(found, one)[kept] for one in fleet.families}
     fluid = sum(float(rate.sum()) for rate in load.values()) * found.bin_s > REQUESTS_MAX
     families, own = [], dict[str, tuple[dict[str, Any], str]]()
     for one in fleet.families:
         name, profile = one.family.name, "profile.csv" if len(fleet.families) == 1 else f"profile-{one.family.name}.csv"
         out.mkdir(parents=True, exist_ok=True)
-        write_family(one.folder or out / "families", one, one.family.variants, one.points, out / profile, fleet.date)
+        write_family(one.folder or out / "families", one, out / profile, fleet.date)
         points = [[round((n + 0.5) * found.bin_s, 1), float(f"{rate:.6g}")] for n, rate in enumerate(load[name])]
         repository = str(one.folder.parent) if one.folder else "families"
         own[name] = {"name": name, "repository": str((out / repository).resolve())}, str((out / profile).resolve())
-        objective = {
-            "window_s": DAY_S, "slo": {"latency_ms": one.slo_ms, "percentile": 95.0}, "accuracy": {"floor": one.floor},
-        }  # fmt: skip
-        families.append(
-            {"name": name, "repository": repository, "profile": profile, "items": one.items, "allow_missing": True}
-            | ({"batch_delay_ms": 0.0} if one.joins else {}) | {"arrivals": {"points": points}, "objective": objective}
-        )  # fmt: skip
+        slo, items = {"latency_ms": one.slo_ms, "percentile": 95.0}, fmean(model.items for model in one.models)
+        objective = {"window_s": DAY_S, "slo": slo, "accuracy": {"floor": one.floor}}
+        tree = {"name": name, "repository": repository, "profile": profile, "items": items, "allow_missing": True}
+        tree |= {"batch_delay_ms": 0.0} if one.joins else {}
+        families.append(tree | {"arrivals": {"points": points}, "objective": objective})
     tree = {
         "name": "assess", "policy": "exact", "duration_s": float(kept.sum() * found.bin_s),
         **(FLUID | {"step_s": min(300.0, found.bin_s / 4)} if fluid else {}),
         "control": {"pue": terms.pue} | (FLUID_CONTROL if fluid else {}),
-        "noise": {name: max(getattr(o, of) for o in fleet.families) for name, of in NOISE},
+        "noise": {"latency": max(o.sigma_ms for o in every), "energy": max(o.sigma_j for o in every)},
         "nodes": [{"name": node, "zone": zone["name"], "devices": kinds} for node, kinds in fleet.nodes.items()],
-        "carbon": {"zones": {zone["name"]: {key: value for key, value in zone.items() if key != "name"}}},
+        "carbon": {"zones": {zone["name"]: {k: v for k, v in (zone | hours).items() if k != "name"}}},
         "families": families,
     }  # fmt: skip
     head = f"# Written by trefoil assess on {fleet.date}: {len(found.devices)} devices, {len(found.models)} models.\n"
@@ -209,17 +201,14 @@ def _up(
 
 def lever_scenarios(path: Path, scratch: Path, fleet: PlayedFleet) -> tuple[dict[str, Scenario], dict[str, str]]:
     """Scenarios of the fleet as found (`today`) and with each lever, by its name; and of levers that do not apply, why.
-
-    `scratch`: folder for families and profiles of what a lever may use.
-    """
+    `scratch`: folder for families and profiles of what a lever may use."""
     base, kinds = Scenario.load(path), {kind for node in fleet.nodes.values() for kind in node}
     mig = any(reported_type(kind.removesuffix(NO_MIG)).kind == DeviceKind.MIG_GPU for kind in kinds)
     several = any(len(one.family.variants) > len(one.shown) for one in fleet.families)
+    lockable = any(reported_type(kind).clock_lockable for kind in kinds)
     why_not = {
-        "variants": ""
-        if several
-        else "no model has another variant: --variants NAME=A,B of models found, or --repository",
-        "clocks": "" if any(reported_type(kind).clock_lockable for kind in kinds) else "no board's clock can be locked",
+        "variants": "" if several else "no model has another variant (--variants NAME=A,B, --repository)",
+        "clocks": "" if lockable else "no board's clock can be locked",
         "mig": "" if mig else "no board has MIG",
         "placing": "" if len(kinds) > 1 else "all devices are alike, and lie in one zone",
     }
@@ -237,9 +226,8 @@ def _scenario(base: Scenario, scratch: Path, fleet: PlayedFleet, name: str, poli
     served = []
     for one, told in zip(fleet.families, base.families, strict=True):
         folder = scratch / f"{'all' if variants else 'served'}{'-mig' if mig else ''}"
-        points = [p for p in one.points if mig or p.slice_type in shapes]
         profile = folder / f"{one.family.name}.csv"
-        write_family(folder, one, one.family.variants if variants else one.shown, points, profile, fleet.date)
+        write_family(folder, one, profile, fleet.date, variants=variants, shapes=() if mig else shapes)
         spread = 1 if sleeps else fleet.spread(one.family.name)
         kept = {"availability": {"spread_min": spread, "replicas_min": spread}}
         own = told.model_dump() | {"repository": folder, "profile": profile}

@@ -1,8 +1,6 @@
 """Series of samples, the names that servers and exporters give them, and increases of counters.
 
 Names: Triton 23 to 26 (docs/user_guide/metrics.md), vLLM 0.6 to 0.32, DCGM exporter 3 and 4 (default-counters.csv).
-A counter that falls has restarted at zero. What lies between two samples further apart than a gap is not known: it is
-counted nowhere, and the time is not covered.
 """
 
 import re
@@ -18,6 +16,8 @@ Labels = Mapping[str, str]
 
 US: Final = 1e-6
 MIB: Final = 2.0**-20
+GAP_SAMPLES: Final = 4.0  # longer without a sample is a gap
+GAP_MIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,6 @@ COUNTERS: Final = frozenset(
     | {"cache_hits", "bucket", "tokens", "joules"}
 )
 CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "k8s_cluster_name")
-"""Labels that tell apart the clusters of one Prometheus."""
 
 
 def meaning(name: str) -> Meaning | None:
@@ -101,18 +100,17 @@ def spacing_s(times_s: Floats) -> float:
     return float(np.median(np.diff(times_s))) if times_s.size > 1 else 0.0
 
 
-def increases(times_s: Floats, values: Floats, edges_s: Floats, gap_s: float) -> tuple[Floats, Floats]:
+def increases(times_s: Floats, values: Floats, edges_s: Floats, gap_s: float = 0.0) -> tuple[Floats, Floats]:
     """Increase of a counter in each bin, and how much of the bin is covered [s].
 
     Linear between samples. A fall is a restart at zero: what it shows after has come since. Pairs of samples further
-    apart than `gap_s` add nothing. `edges_s`: n + 1 ascending edges of n bins; results have shape (n,).
+    apart than `gap_s` (0: by their usual distance) add nothing. `edges_s`: n + 1 ascending edges of n bins.
     """
     if times_s.size < 2:
-        empty = np.zeros(edges_s.size - 1)
-        return empty, empty.copy()
+        return np.zeros(edges_s.size - 1), np.zeros(edges_s.size - 1)
     widths, rises = np.diff(times_s), np.diff(values)
     rises = np.where(rises < 0, values[1:], rises)
-    known = widths <= gap_s
+    known = widths <= (gap_s or max(GAP_MIN_S, GAP_SAMPLES * spacing_s(times_s)))
     at = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, rises, 0.0))))))
     covered = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, widths, 0.0))))))
     return at, covered

@@ -20,8 +20,7 @@ from trefoil.core.parts import Traits
 class AsFoundSettings(PlannerSettings):
     """Settings of `AsFound`."""
 
-    placement: str = "{}"
-    """What each device hosts: {"node0/gpu0": [[["7g.40gb", 0, 8], [["digits", "digits-l"]]]]}."""
+    placement: str = "{}"  # {"node0/gpu0": [[["7g.40gb", 0, 8], [["digits", "digits-l"]]]]}
 
 
 class AsFound:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,34 +19,31 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import parse_pairs, read_secret_file
 
 if TYPE_CHECKING:
-    from trefoil.assess.prometheus import Access
-    from trefoil.assess.report import Assessment
+    import httpx
+
+    from trefoil.assess.answering import Assessment
     from trefoil.assess.series import MetricSeries
 
 TOKEN_VARIABLE: Final = "TREFOIL_ASSESS_TOKEN"
-INTENSITY: Final = 400.0  # g/kWh, where neither trace nor number is given
 Many = list[str] | None
+File = Path | None
 
 
 def assess(
     prometheus: Annotated[str, typer.Option(help="URL of a Prometheus, Thanos, Mimir or VictoriaMetrics.")] = "",
     scrape: Annotated[Many, typer.Option(help="Instead: URL of a metric page; again for each.")] = None,
-    from_csv: Annotated[
-        list[Path] | None, typer.Option("--from-csv", help="Instead: an export; again for each.")
-    ] = None,
+    from_csv: Annotated[list[Path] | None, typer.Option(help="Instead: an export; again for each.")] = None,
     since: Annotated[str, typer.Option(help="ISO 8601 time, or how long ago: 90min, 24h, 7d.")] = "7d",
     until: Annotated[str, typer.Option(help="The same; default: now.")] = "",
     step: Annotated[float, typer.Option(min=0, help="Seconds between samples; 0: by the time that is read.")] = 0.0,
     selector: Annotated[str, typer.Option(help="Matchers of a part of the fleet: 'cluster=\"a\"'.")] = "",
     minutes: Annotated[float, typer.Option(min=0.05, max=1440, help="How long --scrape reads.")] = 10.0,
     every: Annotated[float, typer.Option(min=0.5, max=300, help="Seconds between two scrapes.")] = 5.0,
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"File with a token that may read; else {TOKEN_VARIABLE}.")
-    ] = None,
+    token_file: Annotated[File, typer.Option(help=f"File with a token that may read; else {TOKEN_VARIABLE}.")] = None,
     user: Annotated[str, typer.Option(help="Basic auth by this name, with the token as password.")] = "",
     header: Annotated[Many, typer.Option(metavar="NAME=VALUE", help="HTTP header, e.g. X-Scope-OrgID=team.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option("--tls-ca", help="PEM of the authority of its certificate.")] = None,
-    carbon: Annotated[str, typer.Option(help=f"Trace of intensities, or g/kWh; default {INTENSITY:g}.")] = "",
+    tls_ca: Annotated[File, typer.Option("--tls-ca", help="PEM of the authority of its certificate.")] = None,
+    carbon: Annotated[str, typer.Option(help="Trace of intensities, or g/kWh; default 400.")] = "",
     zone: Annotated[str, typer.Option(help="Name of the grid zone.")] = "grid",
     pue: Annotated[float, typer.Option(min=1, help="Power usage effectiveness of the site.")] = 1.2,
     accuracy: Annotated[Many, typer.Option(metavar="MODEL=0.76", help="Accuracy of a model; default 1.")] = None,
@@ -57,13 +54,11 @@ def assess(
     repository: Annotated[Path, typer.Option(help="Families with profiles and accuracies.")] = MODELS,
     seeds: Annotated[int, typer.Option(min=0, max=100, help="Of the simulations; 0: costs alone.")] = 3,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for report.html, assess.json, scenario.toml, up.toml, profile.csv.")
-    ] = None,
+    out: Annotated[File, typer.Option(help="Folder for report.html, assess.json, scenario, profile, up.toml.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a fleet costs in joules and grams, and what each lever would save. Writes to nothing that it reads."""
-    from trefoil.assess.assessing import assess as assess_series
+    from trefoil.assess.answering import assess as assess_series
     from trefoil.assess.families import Terms
 
     terms = Terms(
@@ -73,14 +68,9 @@ def assess(
         repository=repository, pue=pue,
     )  # fmt: skip
     with ticking(quiet=as_json) as say:
-        now_s, access = WallClock().now_s(), _access(token_file, user, header or [], tls_ca)
-        if len([one for one in (prometheus, scrape, from_csv) if one]) != 1:
-            remedy = "give one of --prometheus URL, --scrape URL, --from-csv FILE"
-            raise SettingError("one source is read", field="source", remedy=remedy)
-        if prometheus:
-            series, asked = _of_prometheus(prometheus, access, selector, (since, until, step), now_s)
-        else:
-            series, asked = _given(scrape or [], from_csv or [], access, (60 * minutes, every), say)
+        now_s, client = WallClock().now_s(), _client(token_file, user, header or [], tls_ca)
+        paced = {"--since": since, "--until": until, "step_s": step, "span_s": 60 * minutes, "every_s": every}
+        series, asked = _read(prometheus, scrape or [], from_csv or [], client, selector, paced, now_s, say)
         found = assess_series(
             series, terms, carbon=carbon, zone=zone, seeds=seeds, jobs=jobs, out=out, asked=asked,
             date=datetime.fromtimestamp(now_s, UTC).date().isoformat(), say=say,
@@ -88,46 +78,45 @@ def assess(
     _show(found, out, as_json, {**made_by(), "command": "trefoil assess"})
 
 
-def _of_prometheus(
-    url: str, access: "Access", selector: str, span: tuple[str, str, float], now_s: float
-) -> "tuple[list[MetricSeries], str]":
-    from trefoil.assess.prometheus import Prometheus
-
-    since, until, step_s = span
-    begin_s, end_s = parse_moment(since, "--since", now_s), parse_moment(until, "--until", now_s) or now_s
-    if not begin_s < end_s:
-        raise SettingError("not before --until", field="--since", value=since, remedy="give an earlier time")
-    source = Prometheus(url, access, selector)
-    series = source.read(begin_s, end_s, step_s)
-    return series, "; ".join([f"{url}: {source.asked}", *sorted(source.warnings)])
-
-
-def _given(
-    pages: list[str], exports: list[Path], access: "Access", paced: tuple[float, float], say: Callable[[str], None]
-) -> "tuple[list[MetricSeries], str]":
+def _read(
+    prometheus: str, pages: list[str], exports: list[Path], client: "httpx.Client", selector: str,
+    paced: dict[str, Any], now_s: float, say: Callable[[str], None],
+) -> "tuple[list[MetricSeries], str]":  # fmt: skip
+    """Series of the one source that is given, and how much it was asked."""
     from trefoil.assess.given import read_csv, scrape
-    from trefoil.assess.prometheus import Asked
+    from trefoil.assess.prometheus import Asked, Prometheus
 
+    if sum(map(bool, (prometheus, pages, exports))) != 1:
+        remedy = "give one of --prometheus URL, --scrape URL, --from-csv FILE"
+        raise SettingError("one source is read", field="source", remedy=remedy)
     if pages:
-        series = scrape(pages, *paced, access, asked := Asked(), say)
+        series = scrape(pages, paced["span_s"], paced["every_s"], client, asked := Asked(), say)
         return series, f"{len(pages)} pages: {asked}"
-    series = read_csv(exports)
-    return series, f"{', '.join(map(str, exports))}: {sum(one.times_s.size for one in series):,} samples"
+    if exports:
+        series = read_csv(exports)
+        return series, f"{', '.join(map(str, exports))}: {sum(one.times_s.size for one in series):,} samples"
+    begin_s, end_s = (parse_moment(paced[option], option, now_s) for option in ("--since", "--until"))
+    if not begin_s < (end_s or now_s):
+        raise SettingError("not before --until", field="--since", value=paced["--since"], remedy="give an earlier time")
+    source = Prometheus(prometheus, client, selector)
+    series = source.read(begin_s, end_s or now_s, paced["step_s"])
+    return series, "; ".join([f"{prometheus}: {source.asked}", *sorted(source.warnings)])
 
 
 def _show(found: "Assessment", out: Path | None, as_json: bool, about: dict[str, str]) -> None:
+    from trefoil.assess import report
     from trefoil.simulator.report.result import json_safe
 
-    document = json_safe({**about, **found.to_json()})
+    document = json_safe({**about, **report.to_json(found)})
     if out is not None:
         (out / "assess.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        (out / "report.html").write_text(found.html(about), encoding="utf-8")
+        (out / "report.html").write_text(report.html(found, about), encoding="utf-8")
     if as_json:
         print_json(document)
         return
-    for title, columns, rows in found.tables():
-        console().print(grid(title, columns, rows))
-    for line in (found.headline, *found.notes()):
+    for title, columns, rows in report.tables(found):
+        console().print(grid(title, columns.split("|"), rows))
+    for line in (report.headline(found), *report.notes(found)):
         console().print(line, highlight=False, markup=False)
     if out is not None:
         console().print(f"written to {out}: {', '.join(sorted(one.name for one in out.iterdir()))}")
@@ -135,22 +124,19 @@ def _show(found: "Assessment", out: Path | None, as_json: bool, about: dict[str,
 
 def _slo_ms(given: list[str]) -> dict[str, float]:
     """SLO [ms] by model; "" for all."""
-    pairs = [one.rpartition("=")[::2] for one in given]
-    found = {name: parse_number("--slo-latency-ms", name, text) for name, text in pairs}
+    found = {k: parse_number("--slo-latency-ms", k, v) for k, _, v in (one.rpartition("=") for one in given)}
     for name, value in found.items():
         if not value > 0:
-            raise SettingError(
-                "must be > 0", field=f"--slo-latency-ms {name}", value=value, remedy="write 50, or NAME=50"
-            )
+            remedy = "write 50, or NAME=50"
+            raise SettingError("must be > 0", field=f"--slo-latency-ms {name}", value=value, remedy=remedy)
     return found
 
 
-def _access(token_file: Path | None, user: str, header: list[str], tls_ca: Path | None) -> "Access":
-    from trefoil.assess.prometheus import Access
+def _client(token_file: Path | None, user: str, header: list[str], tls_ca: Path | None) -> "httpx.Client":
+    from trefoil.assess.prometheus import open_client
 
     token = read_secret_file(token_file, "--token-file") if token_file else os.environ.get(TOKEN_VARIABLE, "")
     if user and not token:
-        raise SettingError(
-            "has no password", field="--user", value=user, remedy=f"give --token-file or {TOKEN_VARIABLE}"
-        )
-    return Access(token, user, parse_pairs("--header", header), tls_ca)
+        remedy = f"give --token-file or {TOKEN_VARIABLE}"
+        raise SettingError("has no password", field="--user", value=user, remedy=remedy)
+    return open_client(token, user, parse_pairs("--header", header), tls_ca)

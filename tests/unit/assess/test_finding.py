@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.metric_pages import BEGIN_S, IDLE_W, JOULES, SERVICE_S, World, vllm
+from tests.support.metric_pages import BEGIN_S, IDLE_W, JOULES, SERVICE_S, World, joules, vllm
 from trefoil.assess.finding import find, histogram_quantile
 from trefoil.assess.fitting import NO_MODEL, costs, fit_boards
 from trefoil.assess.given import page_samples
@@ -24,10 +24,10 @@ def test_every_version_of_pages_says_the_same(release, dcgm):
     found = find(world.series(DAY_S, STEP_S, release, dcgm))
     model = found.models["resnet50:3"]
     truth = [world.requests(n, DAY_S) for n in (0, 1)]
-    assert model.total("requests") == pytest.approx(sum(truth), rel=1e-6)
+    assert model.count("requests").sum() == pytest.approx(sum(truth), rel=1e-6)
     assert model.service_ms == pytest.approx(1e3 * SERVICE_S, rel=1e-6)
     assert [one.devices for one in model.replicas] == [(("GPU-0", ""),), (("GPU-1", ""),)]
-    assert found.joules == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-6)
+    assert joules(found) == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-6)
     if release == "23":
         assert (model.latency_basis, model.latency_ms) == ("mean", {})
         assert model.request_ms == pytest.approx(1.5e3 * SERVICE_S)
@@ -43,25 +43,25 @@ def test_idle_watts_and_joules_of_an_execution_are_fitted_and_add_up():
     (fit,) = cost.fits.values()
     assert (fit.idle_w, fit.idle_basis) == (pytest.approx(IDLE_W, rel=1e-3), "fitted")
     assert fit.joules["resnet50:3"] == pytest.approx(JOULES, rel=1e-3)
-    assert cost.whole.joules == pytest.approx(found.joules, rel=1e-9)
+    assert cost.whole.joules == pytest.approx(joules(found), rel=1e-9)
     assert cost.whole.idle_j == pytest.approx(2 * IDLE_W * DAY_S, rel=1e-3)
-    assert cost.whole.grams == pytest.approx(found.joules / 1e4, rel=1e-9)  # 360 g/kWh are 1e-4 g/J
+    assert cost.whole.grams == pytest.approx(joules(found) / 1e4, rel=1e-9)  # 360 g/kWh are 1e-4 g/J
 
 
 def test_counters_that_restart_lose_nothing():
     world = World(restarts_s={0: 40_100.0}, driver_restarts_s={1: 50_500.0})
     found = find(world.series(DAY_S, STEP_S))
-    assert found.models["resnet50:3"].total("requests") == pytest.approx(
+    assert found.models["resnet50:3"].count("requests").sum() == pytest.approx(
         sum(world.requests(n, DAY_S) for n in (0, 1)), rel=0.011
     )
-    assert found.joules == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=0.011)
+    assert joules(found) == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=0.011)
 
 
 def test_missing_hours_are_counted_nowhere_and_said():
     world = World()
     found = find(world.series(DAY_S, STEP_S, missing=[(30_600.0, 40_500.0)]))
     expected = sum(world.joules(n, DAY_S) - world.joules(n, 40_500.0) + world.joules(n, 30_600.0) for n in (0, 1))
-    assert found.joules == pytest.approx(expected, rel=1e-6)
+    assert joules(found) == pytest.approx(expected, rel=1e-6)
     assert found.covered_s.sum() == pytest.approx(DAY_S - 9_900.0, rel=1e-6)
     assert any("11.5% of the time has no samples" in note for note in found.notes)
 
@@ -69,7 +69,7 @@ def test_missing_hours_are_counted_nowhere_and_said():
 def test_with_mig_each_slice_repeats_the_boards_joules_which_count_once():
     world = World(profile="3g.20gb")
     found = find(world.series(DAY_S, STEP_S))
-    assert found.joules == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-6)
+    assert joules(found) == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-6)
     assert found.devices["GPU-0"].slices == {"7": "3g.20gb", "8": "3g.20gb"}
     assert found.models["resnet50:3"].replicas[0].devices == (("GPU-0", "7"),)
 
@@ -97,8 +97,8 @@ def test_a_page_scraped_by_two_jobs_counts_once():
             samples += page_samples(world.triton(0, at_s), BEGIN_S + at_s, "t", instance="h:8002", job=job)
             samples += page_samples(world.dcgm(at_s), BEGIN_S + at_s, "d", job=job)
     found = find(series_of(samples))
-    assert found.models["resnet50:3"].total("requests") == pytest.approx(world.requests(0, 7080.0), rel=1e-6)
-    assert found.joules == pytest.approx(world.joules(0, 7080.0), rel=1e-6)
+    assert found.models["resnet50:3"].count("requests").sum() == pytest.approx(world.requests(0, 7080.0), rel=1e-6)
+    assert joules(found) == pytest.approx(world.joules(0, 7080.0), rel=1e-6)
 
 
 def test_a_device_without_a_model_says_what_idle_is():
@@ -124,7 +124,7 @@ def test_a_batch_counts_its_time_once_for_each_request_but_is_one_execution():
     model = found.models["resnet50:3"]
     assert (model.batch, model.service_ms) == (pytest.approx(4.0), pytest.approx(1e3 * SERVICE_S))
     busy = sum(model.busy_s(one).sum() for one in model.replicas)
-    assert busy == pytest.approx(model.total("requests") / 4 * SERVICE_S, rel=1e-6)
+    assert busy == pytest.approx(model.count("requests").sum() / 4 * SERVICE_S, rel=1e-6)
 
 
 @pytest.mark.parametrize("release", ["0.6", "0.8", "0.32"])
@@ -134,7 +134,7 @@ def test_vllm_of_every_version(release):
         samples += page_samples(vllm("meta-llama/Llama-3-8B", 0.5 * at_s, release), BEGIN_S + at_s, "v", pod="triton-0")
         samples += page_samples(world.dcgm(at_s), BEGIN_S + at_s, "d")
     model = find(series_of(samples)).models["meta-llama/Llama-3-8B"]
-    assert model.total("requests") == pytest.approx(0.5 * 7080.0, rel=1e-6)  # over finished_reason
+    assert model.count("requests").sum() == pytest.approx(0.5 * 7080.0, rel=1e-6)  # over finished_reason
     assert (model.batch, model.service_ms) == (4.0, pytest.approx(1500.0))
     assert model.latency_basis == "histogram"
     assert model.latency_ms[0.5] == pytest.approx(2000.0)
@@ -150,7 +150,7 @@ def test_power_is_integrated_where_no_counter_is():
     world = World()
     series = [one for one in world.series(DAY_S, STEP_S) if "nergy" not in one.name.lower()]
     found = find(series)
-    assert found.joules == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-3)
+    assert joules(found) == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-3)
     assert any("no energy counter" in note for note in found.notes)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.metric_pages import BEGIN_S, World, long_csv
+from tests.support.metric_pages import BEGIN_S, World, joules, long_csv
 from tests.support.prometheus_api import Api, reply, serving
 from trefoil.assess import prometheus
 from trefoil.assess.finding import find
 from trefoil.assess.given import read_csv, scrape
-from trefoil.assess.prometheus import Access, Asked, Prometheus, step_for
+from trefoil.assess.prometheus import Asked, Prometheus, open_client
 from trefoil.assess.series import MetricSeries
 from trefoil.core.errors import InvalidInput, SettingError, TrefoilError, Unavailable
 
@@ -25,17 +25,17 @@ def series():
 
 def read(api, span_s=SPAN_S, step_s=0.0, path="", **access):
     with serving(api) as url:
-        source = Prometheus(url + path, Access(**access))
+        source = Prometheus(url + path, open_client(**access))
         return source.read(BEGIN_S, BEGIN_S + span_s, step_s), source
 
 
 def test_a_prometheus_says_what_its_pages_say(series):
     found, source = read(Api(series))
     world = World()
-    assert find(found).models["resnet50:3"].total("requests") == pytest.approx(
+    assert find(found).models["resnet50:3"].count("requests").sum() == pytest.approx(
         sum(world.requests(n, SPAN_S) for n in (0, 1)), rel=0.04
     )
-    assert find(found).joules == pytest.approx(sum(world.joules(n, SPAN_S) for n in (0, 1)), rel=0.04)
+    assert joules(find(found)) == pytest.approx(sum(world.joules(n, SPAN_S) for n in (0, 1)), rel=0.04)
     assert f"{source.asked.requests:,} requests" in str(source.asked)
 
 
@@ -60,8 +60,10 @@ def test_chunks_neither_overlap_nor_leave_out(series):
 
 
 def test_a_year_is_read_by_the_hour_and_too_much_is_refused_with_the_step_that_is_not(series):
-    assert step_for(365 * 86_400.0) == 3600.0
     api = Api(series)
+    read(api, span_s=365 * 86_400.0)
+    assert {query["step"] for _, path, query, _ in api.asked if path.endswith("query_range")} == {"3600"}
+    api.asked.clear()
     with pytest.raises(InvalidInput, match="give --step 120"):
         read(api, span_s=365 * 86_400.0, step_s=15.0)
     assert [path for _, path, *_ in api.asked] == ["/api/v1/series"]
@@ -90,7 +92,7 @@ def test_two_clusters_are_refused_until_one_is_named(series):
     assert """--selector 'cluster="a"'""" in str(raised.value)
     api = Api(series)
     with serving(api) as url:
-        Prometheus(url, Access(), 'cluster="a"').read(BEGIN_S, BEGIN_S + SPAN_S)
+        Prometheus(url, open_client(), 'cluster="a"').read(BEGIN_S, BEGIN_S + SPAN_S)
     assert all('cluster="a"' in (query.get("query") or query["match[]"]) for _, _, query, _ in api.asked)
 
 
@@ -98,7 +100,7 @@ def test_two_replicas_of_a_prometheus_are_one(series):
     two = [
         MetricSeries(s.name, {**s.labels, "prometheus_replica": r}, s.times_s, s.values) for s in series for r in "ab"
     ]
-    assert find(read(Api(two))[0]).joules == pytest.approx(find(read(Api(series))[0]).joules)
+    assert joules(find(read(Api(two))[0])) == pytest.approx(joules(find(read(Api(series))[0])))
 
 
 def test_a_partial_answer_is_said(series):
@@ -162,13 +164,13 @@ def test_drops_of_an_answer_end_too(monkeypatch):
 @pytest.mark.parametrize("url", ["localhost:9090", "ftp://x", "http://", "http://me:secret@host:9090"])
 def test_what_is_no_url_is_refused_without_its_password(url):
     with pytest.raises(SettingError) as raised:
-        Prometheus(url, Access()).read(0.0, 3600.0)
+        Prometheus(url, open_client()).read(0.0, 3600.0)
     assert "secret" not in str(raised.value)
 
 
 def test_nothing_listens_there():
     with pytest.raises(Unavailable, match="cannot be reached"):
-        Prometheus("http://127.0.0.1:9", Access()).read(0.0, 3600.0)
+        Prometheus("http://127.0.0.1:9", open_client()).read(0.0, 3600.0)
 
 
 def test_pages_are_scraped_and_one_that_fails_later_is_a_gap():
@@ -183,7 +185,7 @@ def test_pages_are_scraped_and_one_that_fails_later_is_a_gap():
             reply(handler, 200, "text/plain", world.triton(0, at_s))
 
     with serving(Api(other=page)) as url:
-        found = scrape([f"{url}/metrics"], 0.5, 0.1, Access(), asked, said.append)
+        found = scrape([f"{url}/metrics"], 0.5, 0.1, open_client(), asked, said.append)
     assert asked.requests == 6
     assert len(said) == 1
     assert "503" in said[0]
@@ -193,7 +195,7 @@ def test_pages_are_scraped_and_one_that_fails_later_is_a_gap():
 
 def test_a_page_that_is_none_is_refused():
     with serving(Api(other=html)) as url, pytest.raises(InvalidInput, match="is no page of metrics"):
-        scrape([url], 0.1, 0.1, Access(), Asked(), print)
+        scrape([url], 0.1, 0.1, open_client(), Asked(), print)
 
 
 def exports(folder: Path, series) -> tuple[Path, Path]:
@@ -215,9 +217,9 @@ def test_exports_in_both_forms_say_what_the_pages_say(series, tmp_path):
     wanted = find(series)
     for path in exports(tmp_path, series):
         found = find(read_csv([path]))
-        assert found.joules == pytest.approx(wanted.joules)
-        assert found.models["resnet50:3"].total("requests") == pytest.approx(
-            wanted.models["resnet50:3"].total("requests")
+        assert joules(found) == pytest.approx(joules(wanted))
+        assert found.models["resnet50:3"].count("requests").sum() == pytest.approx(
+            wanted.models["resnet50:3"].count("requests").sum()
         )
 
 
