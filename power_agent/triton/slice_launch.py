@@ -312,7 +312,7 @@ def slice_config(
     config.ClearField("instance_group")
     kind = groups.KIND_GPU if serving.on_gpu else groups.KIND_CPU
     kind = LLM_KINDS.get(serving.backend, kind)
-    config.instance_group.add(kind=kind, count=max(1, hosted.instances))
+    config.instance_group.add(kind=kind, count=1 if serving.backend in LLM_FILES else max(1, hosted.instances))
     config.parameters.pop(THREADS, None)
     if serving.threads:
         config.parameters[THREADS].string_value = str(serving.threads)

@@ -1,6 +1,8 @@
 """A family of Triton's vLLM backend on a real Triton, and the stand-in's contract, as NVIDIA's backend has it."""
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.support.generation import answers
 from tests.support.triton_process import PaceFile, TritonProcess
 from trefoil.cli.main import app
 from trefoil.core.fleet import Hosted
+from trefoil.runtime.repository import load_family
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 PROMPT = "which way is the sea"
@@ -131,8 +134,11 @@ async def test_a_swap_changes_the_model_and_a_probe_takes_one_token(triton, targ
 # --- a decoupled python model ----------------------------------------------------------------------------------------
 
 STEP_MS = 40.0
+STEP_MS_OF_CHAT = 2.0
 STREAMING = """
 import asyncio
+import json
+import sys
 import time
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -216,3 +222,27 @@ async def test_the_stand_in_as_python_models_is_paced_by_its_tokens(tmp_path):
         assert time.monotonic() - began_s >= 19 * STEP_MS / 1e3
     finally:
         one.close()
+
+
+async def profile(family: str, target: str, models: Path, out: Path, *more: str) -> tuple[int, str]:
+    where = ["--triton", target, "--device-type", "cpu:2", "--slices", "cpu:1", "--repository", str(models)]
+    how = ["--window", "0.5", "--rates", "", "--estimate-energy", "--out", str(out), *more]
+    command = [sys.executable, "-m", "trefoil.cli.main", "family", "profile", family, *where, *how]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    told, _ = await process.communicate()
+    return process.returncode or 0, told.decode()
+
+
+async def test_streams_are_profiled_by_how_many_run_at_once(triton, target, tmp_path):
+    models, out = triton.launch.source, tmp_path / "profile.csv"
+    code, told = await profile("chat", target, models, out, "--variants", "chat-small", "--batches", "1,16")
+    assert code == 0, told
+    points = {point["batch"]: point for point in json.loads(out.with_suffix(".json").read_text())}
+    assert "chat-small on cpu:1, 16 streams: TTFT p50 " in told
+    assert STEP_MS_OF_CHAT <= points[1]["tpot_ms_p50"] < 60
+    assert points[1]["latency_ms"][0] >= STEP_MS_OF_CHAT * TOKENS_MEAN
+    assert points[16]["ttft_ms_p50"] > points[1]["latency_ms"][0], "8 of 16 wait for an answer to end"
+    _, rows = load_family(models / "chat", out, ["chat-small"])
+    assert {row.batch for row in rows} == {1, 16}

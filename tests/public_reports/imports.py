@@ -303,6 +303,34 @@ ADOPTED += (
             ("1/variant.py", "1/neighbour.py"),
         ),
     ),
+    row(
+        "a decoupled python model",
+        Model(
+            'backend: "python" model_transaction_policy { decoupled: true }' + XY,
+            files={"1/model.py": PYTHON_MODEL},
+            model="1/model.py",
+            options=("--tokens-mean", "9", "--memory-mib", "m=900"),
+        ),
+        Family(
+            {"model_transaction_policy.decoupled": True, "parameters[tokens_mean]": "9"},
+            ("python models were not run",),
+            ("1/variant.py",),
+        ),
+    ),
+    row(
+        "vLLM",
+        Model(
+            'backend: "vllm" instance_group [ { count: 1 kind: KIND_MODEL } ]',
+            files={"1/model.json": '{"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5}'},
+            model="1/model.json",
+            options=("--tokens-mean", "9", "--memory-mib", "m=900"),
+        ),
+        Family(
+            {"backend": "vllm", "model_transaction_policy.decoupled": True, "input[0].name": "text_input"},
+            ("instance_group", "its version holds a model.json alone", "were not run"),
+            ("1/model.json",),
+        ),
+    ),
 )
 
 REFUSED = (
@@ -328,10 +356,11 @@ REFUSED = (
         "a python model that completes itself", Model('backend: "python"', model="1/model.py"), "write input and output"
     ),
     row(
-        "a decoupled python model",
+        "a decoupled python model of unknown answers",
         Model('backend: "python" model_transaction_policy { decoupled: true }' + XY, model="1/model.py"),
-        "decoupled = True",
+        "--tokens-mean: the models answer by streams",
     ),
+    row("a decoupled graph", Model(ONNX + "model_transaction_policy { decoupled: true }"), "decoupled = True"),
     row(
         "a python model with a file of ours",
         Model('backend: "python" max_batch_size: 8' + XY, model="1/model.py", files={"1/decoder.py": "x"}),
@@ -341,7 +370,7 @@ REFUSED = (
     row("PyTorch", Model('platform: "pytorch_libtorch"' + XY, model="1/model.pt"), "backend = 'pytorch_libtorch'"),
     row("TensorFlow", Model('platform: "tensorflow_savedmodel"' + XY, model="1/x"), "backend = 'tensorflow_savedm"),
     row("OpenVINO", Model('backend: "openvino"' + XY, model="1/model.xml"), "backend = 'openvino'"),
-    row("vLLM", Model('backend: "vllm"' + XY, model="1/model.json"), "backend = 'vllm'"),
+    row("vLLM without its arguments", Model('backend: "vllm"', model="1/model.json"), "model.json is no JSON"),
     row("no configuration, no known file", Model("", model="1/weights.bin"), "write its config.pbtxt"),
     row("sequences", Model(ONNX + "sequence_batching { direct { } }"), "sequence_batching"),
     row(

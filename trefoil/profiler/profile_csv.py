@@ -52,6 +52,8 @@ class ProfilePoint:
     instances: int = 1
     clock_sensitivity: float | None = None
     """Part of the time that follows the clock, where a law states it; else it is fitted to points at two clocks."""
+    ttft_ms_p50: float | None = None  # of streams: until the first token
+    tpot_ms_p50: float | None = None  # ... and between tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from trefoil.core.device_types import slice_servers
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.fleet import triton_name
 from trefoil.core.plan_check import CONTEXT_MIB
+from trefoil.core.units import MS_PER_S
 from trefoil.profiler.energy_meter import (
     WINDOW_MARGIN_S,
     WINDOW_MIN_S,
@@ -22,9 +23,10 @@ from trefoil.profiler.energy_meter import (
 from trefoil.profiler.exclusive_node import ExclusiveNode
 from trefoil.profiler.lent_device import LentDevice
 from trefoil.profiler.profile_csv import QUANTILES, LoadPoint, ProfilePoint
+from trefoil.profiler.stream_load import StreamSlice, refuse_streams
 from trefoil.profiler.triton_load import SPARE_CLIENTS, TritonSlice, Window, closed_shape, refuse_batch
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.model_files import CONFIG, read_contract
+from trefoil.runtime.model_files import CONFIG, contract
 from trefoil.runtime.security.tls import Tls
 
 FIRST_SAMPLE_WAIT_S: Final = 2.5  # for the first energy sample: they come once a second
@@ -62,16 +64,18 @@ class ProfileSpec:
 
         Raises:
             SettingError: a batch above the largest, or an input whose shape stays open.
+            InvalidInput: it answers by streams of no API that is known.
         """
         path = self.folder / CONFIG
         if not path.is_file():
             return
-        contract = read_contract(path)
-        if contract.model_transaction_policy.decoupled:
-            raise SettingError("answers by streams, which are not measured yet", field="family", value=self.family.name)
+        config = contract(self.folder.parent, self.folder.name)
+        if config.model_transaction_policy.decoupled:
+            refuse_streams(config, max(self.batches))
+            return
         for batch in self.batches:
-            refuse_batch(self.family.name, batch, contract.max_batch_size)
-        for tensor in contract.input:
+            refuse_batch(self.family.name, batch, config.max_batch_size)
+        for tensor in config.input:
             closed_shape(tensor.name, tensor.dims, self.shapes)
 
 
@@ -109,9 +113,7 @@ class Session:
             NotFound: a variant is not loaded there.
         """
         await self._await_meter(on)
-        triton = TritonSlice(
-            target, self.spec.family.name, self._clock, self.spec.shapes, self.spec.folder / "heldout.npz", self._tls
-        )
+        triton = self._slice(target)
         try:
             loaded = await triton.ready_versions()
             for name in self.spec.variants:
@@ -151,12 +153,18 @@ class Session:
             await node.empty()
 
     async def _measure_at(self, target: str, name: str, on: MeasuredSlice, variant: Variant) -> None:
-        items = self.spec.folder / "heldout.npz"
-        triton = TritonSlice(target, self.spec.family.name, self._clock, self.spec.shapes, items, self._tls, name)
+        triton = self._slice(target, name)
         try:
             await self._measure_variant(triton, on, variant)
         finally:
             await triton.close()
+
+    def _slice(self, target: str, name: str = "") -> TritonSlice:
+        spec = self.spec
+        if spec.family.generative:
+            return StreamSlice(target, spec.family, spec.folder, self._clock, self._tls, name)
+        items = spec.folder / "heldout.npz"
+        return TritonSlice(target, spec.family.name, self._clock, spec.shapes, items, self._tls, name)
 
     async def _await_meter(self, on: MeasuredSlice) -> None:
         end_s = self._clock.monotonic_s() + FIRST_SAMPLE_WAIT_S
@@ -172,13 +180,47 @@ class Session:
             await triton.warm_up(request)
             if idle is None:
                 _, idle = await self.measure_with_energy(on, self.idle_window)
-            point = await self._measure_point(triton, on, variant, batch, request, idle)
+            if isinstance(triton, StreamSlice):
+                point = await self._measure_streams(triton, on, variant, batch, request, idle)
+            else:
+                point = await self._measure_point(triton, on, variant, batch, request, idle)
             self.points.append(point)
-            joules = "no meter" if point.energy_active_j is None else f"{point.energy_active_j:.3g} J"
-            self._say(
-                f"{variant.name} on {on.slice_type}, batch {batch}: p50 {point.latency_ms[0]:.2f} ms, "
+            self._say(self._line(point))
+
+    def _line(self, point: ProfilePoint) -> str:
+        place = f"{point.variant} on {point.slice_type}"
+        joules = "no meter" if point.energy_active_j is None else f"{point.energy_active_j:.3g} J"
+        if point.tpot_ms_p50 is None:
+            return (
+                f"{place}, batch {point.batch}: p50 {point.latency_ms[0]:.2f} ms, "
                 f"{point.throughput_per_s:.1f} items/s, {joules}"
             )
+        times = f"TTFT p50 {point.ttft_ms_p50:.1f} ms, TPOT p50 {point.tpot_ms_p50:.2f} ms"
+        tokens_per_s = point.throughput_per_s * self.spec.family.tokens_mean
+        return f"{place}, {point.batch} streams: {times}, {tokens_per_s:.1f} tokens/s, {joules} for all of them"
+
+    async def _measure_streams(
+        self,
+        triton: StreamSlice,
+        on: MeasuredSlice,
+        variant: Variant,
+        streams: int,
+        request: Any,
+        idle: MeteredEnergy | None,
+    ) -> ProfilePoint:
+        """Measure so many streams at once. What a row says of a batch holds of these answers together."""
+        window, busy = await self.measure_with_energy(on, lambda seconds: triton.streams(request, streams, seconds))
+        if not window.latency_ms:
+            why = triton.failure or "each answer had one token"
+            raise SettingError(f"nothing was answered in it: {why}", field="--window", value=self.spec.window_s)
+        answers_per_s = streams * MS_PER_S / window.mean_ms
+        joules = active_j_per_batch(idle, busy, answers_per_s / streams)
+        p50, p95, p99 = (window.quantile_ms(q) for q in QUANTILES)
+        return ProfilePoint(
+            on.device_type, on.slice_type, variant.name, streams, on.clock_mhz, (p50, p95, p99), answers_per_s, joules,
+            variant.memory_mib, len(window.latency_ms), simulated=busy is not None and busy.simulated,
+            ttft_ms_p50=float(np.median(triton.ttft_ms)), tpot_ms_p50=float(np.median(triton.tpot_ms)),
+        )  # fmt: skip
 
     async def idle_window(self, seconds: float) -> Window:
         """Wait with nothing sent."""

@@ -46,7 +46,7 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
     if generative(config):
         raise CatalogError(
             "what decoding takes is not known from a graph", field="family", value=family.name,
-            remedy="write its profile as model_repository/pydoc/make_profile.py does",
+            remedy="measure: trefoil family profile",
         )  # fmt: skip
     if what := not_graphs(config):
         raise CatalogError(

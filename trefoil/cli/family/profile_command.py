@@ -44,7 +44,7 @@ def profile(
     clocks: Annotated[str, typer.Option(help="Clocks to hold [MHz]; default: the highest.")] = "",
     limits: Annotated[str, typer.Option(help="Power limits to hold too [W], where a slice is the whole board.")] = "",
     variants: Annotated[str, typer.Option(help="Default: all.")] = "",
-    batches: Annotated[str, typer.Option(help="Items per batch.")] = "1,2,4,8",
+    batches: Annotated[str, typer.Option(help="Items per batch, or streams.")] = "1,2,4,8",
     rates: Annotated[str, typer.Option(help="Loads to offer, as shares of saturation; empty: none.")] = "0.3,0.6,0.9",
     instances: Annotated[
         int, typer.Option(min=0, help="Of a variant on a slice, sharing its cores; 0: one a core, as plans host it.")

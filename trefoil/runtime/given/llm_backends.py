@@ -25,6 +25,7 @@ PROMPT: Final = "text_input"
 ANSWER: Final = "text_output"
 SAMPLING: Final = "sampling_parameters"
 MAX_TOKENS: Final = "max_tokens"
+TOKENS_OUT: Final = "num_output_tokens"
 LENGTHS: Final = (MAX_TOKENS, "request_output_len", "input_lengths")  # TensorRT-LLM's inputs that may not be 0
 _FLAGS: Final = (
     "stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "return_logprobs",
@@ -32,7 +33,7 @@ _FLAGS: Final = (
 )  # fmt: skip
 _OUTPUTS: Final = {
     ANSWER: "TYPE_STRING", "finish_reason": "TYPE_STRING", "cumulative_logprob": "TYPE_FP32",
-    "logprobs": "TYPE_STRING", "num_input_tokens": "TYPE_UINT32", "num_output_tokens": "TYPE_UINT32",
+    "logprobs": "TYPE_STRING", "num_input_tokens": "TYPE_UINT32", TOKENS_OUT: "TYPE_UINT32",
 }  # fmt: skip
 Api = Literal["vllm", "tensorrtllm", "trefoil", ""]
 
