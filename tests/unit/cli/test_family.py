@@ -360,6 +360,16 @@ def test_models_of_the_vllm_backend_become_a_family_with_their_whole_folders(cha
     assert api_of(config) == "vllm"
 
 
+def test_the_chat_template_comes_with_its_models_and_is_one_for_all(chats, tmp_path):
+    for name in ("small", "large"):
+        (chats / name / "chat_template.jinja").write_text("{{ messages }}")
+    done(chat(chats, "--json"))
+    assert contract(tmp_path / "ours", "toy").parameters["chat_template"].string_value == "{{ messages }}"
+    shutil.rmtree(tmp_path / "ours" / "toy")
+    (chats / "large" / "chat_template.jinja").write_text("{{ other }}")
+    refused(chat(chats), "file = 'chat_template.jinja'", "make it equal to small's")
+
+
 LLM_FAULTS = {
     "no JSON": (
         lambda v: (v / "model.json").write_text('{"model": '),
@@ -415,3 +425,14 @@ def test_places_of_a_tensorrt_llm_engine_on_another_machine_are_left_out(tmp_pat
     made = contract(tmp_path / "ours", "toy")
     assert dict(made.parameters).keys() == {"batching_strategy"}
     assert (tmp_path / "ours" / "toy" / "2" / "rank0.engine").read_bytes() == b"engine"
+
+
+def test_of_two_families_that_claim_one_model_name_the_copy_is_refused_and_the_other_stays(chats, tmp_path):
+    done(chat(chats, "--json"))
+    toy, copy = tmp_path / "ours" / "toy", tmp_path / "ours" / "copy"
+    shutil.copytree(toy, copy)
+    (copy / "family.toml").write_text((toy / "family.toml").read_text().replace('name = "toy"', 'name = "copy"'))
+    found = run("check", "toy", "copy", "--graphs-only", "--repository", tmp_path / "ours", "--json")
+    states = {one["family"]: one for one in json.loads(found.output)}
+    assert "2 of 2 variants" in states["toy"]["state"]
+    assert "config.pbtxt needs name 'copy', input and output" in states["copy"]["problems"][0]

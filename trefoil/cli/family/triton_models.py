@@ -1,5 +1,6 @@
 """Models of somebody's Triton repository, read for `trefoil family import`, and why one cannot be a variant."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from trefoil.runtime.given.repository_names import (
     resolved,
 )
 from trefoil.runtime.model_files import (
+    CHAT_TEMPLATE,
     CONFIG,
     ENGINES,
     FILES,
@@ -50,7 +52,7 @@ class Source:
     files: Mapping[str, str]  # file in the family's version folder -> file here
     other_files: tuple[str, ...]  # other files below that folder, e.g. external data
     below: Path  # the repository, which none of its files leaves
-    labels: tuple[str, ...] = ()  # files beside its config.pbtxt
+    labels: tuple[str, ...] = ()  # files beside its config.pbtxt that the family has: of labels, the chat template
     not_taken: tuple[str, ...] = ()  # names beside its config.pbtxt
 
     @property
@@ -99,7 +101,8 @@ def read_source(repository: Path, name: str) -> Source:
     ]
     if backend == PYTHON and clash:
         raise variant_error(name, "file", clash[0], "give that file another name: the family has one of this name")
-    labels = label_files(config)
+    template = f"{CHAT_TEMPLATE}.jinja"
+    labels = (*label_files(config), *([template] if os.path.lexists(folder / template) else []))
     taken = {CONFIG, *labels}
     left = [p.name for p in folder.iterdir() if p.name not in taken and p.name[0] != "." and not _is_version(p)]
     left += [f"{served[-1]}/{file}" for file in files if file in there and file not in files.values()]
@@ -211,8 +214,8 @@ def refuse_difference(first: Source, source: Source) -> None:
             )
     for label in source.labels:
         if label in first.labels and _label(first, label) != _label(source, label):
-            remedy = f"make it equal to {first.name}'s, or name it otherwise in both config.pbtxt"
-            raise variant_error(source.name, "label_filename", label, remedy)
+            remedy = f"make it equal to {first.name}'s; or name files of labels otherwise in both config.pbtxt"
+            raise variant_error(source.name, "file", label, remedy)
 
 
 def _label(source: Source, name: str) -> str:
