@@ -27,6 +27,7 @@ from tests.support.engine_family import (
 from tests.support.foreign_models import add
 from tests.support.generation import answers
 from tests.support.triton_process import PaceFile, TritonProcess
+from trefoil.api.client import Client
 from trefoil.cli.main import app
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.repository import load_family
@@ -246,3 +247,12 @@ async def test_streams_are_profiled_by_how_many_run_at_once(triton, target, tmp_
     assert points[16]["ttft_ms_p50"] > points[1]["latency_ms"][0], "8 of 16 wait for an answer to end"
     _, rows = load_family(models / "chat", out, ["chat-small"])
     assert {row.batch for row in rows} == {1, 16}
+
+
+async def test_our_client_speaks_the_api_of_the_family(target):
+    def generated(most: int | None) -> str:
+        with Client(target) as client:
+            return "".join(piece.text for piece in client.generate("chat", PROMPT, max_tokens=most))
+
+    assert await asyncio.to_thread(generated, 4) == answer(1, PROMPT, max_tokens=4)[0][0]
+    assert await asyncio.to_thread(generated, None) == answer(1, PROMPT)[0][0]

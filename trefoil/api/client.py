@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 from trefoil import direct
 from trefoil.api.answers import Answer, answer_of
 from trefoil.core.errors import Infeasible, InvalidInput, NotFound, SettingError, TrefoilError, Unavailable
+from trefoil.runtime.given.llm_backends import stream_inputs
 
 if TYPE_CHECKING:
     from trefoil.api.jobs import Jobs, JobStatus
@@ -33,6 +34,8 @@ REFUSED: Final = "INVALID_ARGUMENT: "
 """What the error of a stream begins with that is the request's own fault."""
 BYTES_HEAD: Final = 4
 """Bytes of a string's length before it, one string a token."""
+TEXTS: Final = ("TOKEN", "text_output")
+"""Outputs with a stream's new text, by the APIs of generative families."""
 TOKENS_MAX: Final = 2**31 - 1
 
 
@@ -138,7 +141,7 @@ class Client:
         Args:
             family: name of the family, as a Triton model.
             prompt: what to go on from.
-            max_tokens: most tokens of the answer; None: as many as the family allows.
+            max_tokens: most tokens of the answer; None: as many as the family's model makes unless told (vLLM: 16).
             min_accuracy: floor of the variant that answers, 0..1; 0: the plan's own.
             slo_class: class that it is counted in.
             timeout_s: until the next piece is of no use [s].
@@ -146,15 +149,13 @@ class Client:
         Raises:
             As `infer`, and InvalidInput: a prompt or `max_tokens` that the family does not take.
         """
-        tensors = [_tensor("PROMPT", "BYTES", np.array([[prompt.encode()]], dtype=np.object_))]
-        if max_tokens is not None:
-            if not 1 <= max_tokens <= TOKENS_MAX:
-                raise InvalidInput("no number of tokens", field="max_tokens", value=max_tokens, remedy="1 or more")
-            tensors.append(_tensor("MAX_TOKENS", "INT32", np.array([[max_tokens]])))
+        if max_tokens is not None and not 1 <= max_tokens <= TOKENS_MAX:
+            raise InvalidInput("no number of tokens", field="max_tokens", value=max_tokens, remedy="1 or more")
         asked = {"trefoil_min_accuracy": min_accuracy, "trefoil_class": slo_class, "trefoil_receipt": True}
         come: queue.Queue[tuple[Any, Any]] = queue.Queue()
         text = codecs.getincrementaldecoder("utf-8")("replace")
         try:
+            tensors = self._stream_tensors(family, prompt, max_tokens)
             self._client.start_stream(lambda result, error: come.put((result, error)), headers=self._headers)
             self._client.async_stream_infer(
                 family,
@@ -167,8 +168,9 @@ class Client:
                 if error is not None:
                     raise self._explained(error, family) from error
                 response = result.get_response()
-                for raw in response.raw_output_contents:
-                    yield Piece(text.decode(raw[BYTES_HEAD:]))
+                for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+                    if output.name in TEXTS:
+                        yield Piece(text.decode(raw[BYTES_HEAD:]))
                 if response.parameters["triton_final_response"].bool_param:
                     yield Piece(text.decode(b"", final=True), answer_of(result))
                     return
@@ -235,6 +237,17 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _stream_tensors(self, family: str, prompt: str, max_tokens: int | None) -> list[Any]:
+        """Inputs of a stream by the API that the family's model speaks; raises InferenceServerException."""
+        told = self._client.get_model_config(family, headers=self._headers, client_timeout=TIMEOUT_S)
+        shape = (1, 1) if told.config.max_batch_size else (1,)
+        made = []
+        for name, value in stream_inputs(told.config, prompt.encode(), max_tokens).items():
+            kind = "BYTES" if isinstance(value, bytes) else "BOOL" if isinstance(value, bool) else "INT32"
+            dtype = np.object_ if kind == "BYTES" else None
+            made.append(_tensor(name, kind, np.array([value], dtype=dtype).reshape(shape)))
+        return made
 
     def _tensors(self, family: str, inputs: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> list[Any]:
         return [_tensor(name, datatype, values) for name, datatype, values in self._matched(family, inputs)]

@@ -20,7 +20,7 @@ from trefoil.core.errors import CatalogError, InvalidInput, Unavailable
 from trefoil.core.units import MS_PER_S
 from trefoil.profiler.triton_load import TritonSlice, Window
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.given.llm_backends import MAX_TOKENS, PROMPT, SAMPLING, TENSORRT_LLM, TOKENS_OUT, VLLM, api_of
+from trefoil.runtime.given.llm_backends import TOKENS_OUT, api_of, stream_inputs
 from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, read_text
 from trefoil.runtime.security.tls import Tls
 
@@ -59,7 +59,7 @@ class StreamSlice(TritonSlice):
         request = service_pb2.ModelInferRequest(model_name=self.model, model_version=str(version))
         tokens = max(2, round(self._tokens))
         shape = [1, 1] if config.max_batch_size else [1]
-        for name, value in _inputs(config, tokens).items():
+        for name, value in stream_inputs(config, b"", tokens, ignore_eos=True, temperature=0.0).items():
             kind = "BYTES" if isinstance(value, bytes) else "BOOL" if isinstance(value, bool) else "INT32"
             request.inputs.add(name=name, datatype=kind, shape=shape)
             raw = _text(value) if isinstance(value, bytes) else bytes([value]) if kind == "BOOL" else _int(value)
@@ -158,21 +158,6 @@ def held_out(path: Path) -> tuple[str, ...]:
     if not found or not all(isinstance(prompt, str) and prompt for prompt in found):
         raise CatalogError(f"{path} is no list of prompts", remedy='write ["a prompt", ...]')
     return found
-
-
-def _inputs(config: model_config_pb2.ModelConfig, tokens: int) -> dict[str, bytes | bool | int]:
-    """Inputs of one stream by the model's API; the prompt first."""
-    known = {tensor.name for tensor in config.input}
-    api = api_of(config)
-    if api == VLLM:
-        sampling = json.dumps({MAX_TOKENS: tokens, "ignore_eos": True, "temperature": 0.0}).encode()
-        found: dict[str, bytes | bool | int] = {PROMPT: b"", "stream": True, SAMPLING: sampling}
-    elif api == TENSORRT_LLM:
-        found = {PROMPT: b"", MAX_TOKENS: tokens, "stream": True}
-    else:
-        found = {"PROMPT": b"", "MAX_TOKENS": tokens}
-    found[f"return_{TOKENS_OUT}"] = True
-    return {name: value for name, value in found.items() if name in known}
 
 
 def _text(text: bytes) -> bytes:

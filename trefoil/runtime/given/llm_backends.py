@@ -89,6 +89,23 @@ def api_of(config: model_config_pb2.ModelConfig) -> Api:
     return ""
 
 
+def stream_inputs(
+    config: model_config_pb2.ModelConfig, prompt: bytes, max_tokens: int | None, **sampling: object
+) -> dict[str, bytes | bool | int]:
+    """Inputs of one stream by the API of a generative family, the prompt first; `sampling` where the API takes it."""
+    known, limit = {tensor.name for tensor in config.input}, {} if max_tokens is None else {MAX_TOKENS: max_tokens}
+    api = api_of(config)
+    found: dict[str, bytes | bool | int]
+    if api == VLLM:
+        found = {PROMPT: prompt, "stream": True, SAMPLING: json.dumps(limit | sampling).encode()}
+    elif api == TENSORRT_LLM:
+        found = {PROMPT: prompt, "stream": True, **limit}
+    else:
+        found = {"PROMPT": prompt, **{name.upper(): tokens for name, tokens in limit.items()}}
+    found[f"return_{TOKENS_OUT}"] = True
+    return {name: value for name, value in found.items() if name in known or value is prompt}
+
+
 def ask_one_token(request: Any, config: model_config_pb2.ModelConfig) -> None:
     """Make a probe, a ModelInferRequest of zeros, ask for one token where its model is a language model."""
     if api_of(config) == VLLM:
