@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         held = abs(apart) <= LIMITS_PCT[name]
         wrong += not held
         print(
-            f"{name}: told {told:.6g}, counted {counted:.6g}, {apart:+.2f} % of {LIMITS_PCT[name]:g} {'' if held else 'WRONG'}"
+            f"{name}: told {told:.6g}, counted {counted:.6g}, {apart:+.2f} % of {LIMITS_PCT[name]:g}"
+            f"{'' if held else ' WRONG'}"
         )
     return 1 if wrong else 0
 
