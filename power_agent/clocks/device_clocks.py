@@ -35,7 +35,7 @@ from power_agent.clocks.core.clock_control import (
 )
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
-from power_agent.devices.errors import DeviceLost, DeviceUnsupported, NoPermission
+from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported, NoPermission
 from power_agent.devices.gpus import PowerLimits
 from power_agent.durability.journal_state import Override
 from power_agent.slices.node_state import Device, Node
@@ -287,7 +287,8 @@ class DeviceClocks:
         if isinstance(value, ClockRange):
             self._begin_override(action.lever, value.min_mhz, value.max_mhz)
         elif isinstance(value, PowerLimit):
-            assert self._found_w is not None, "a board that does not tell its limit takes none"
+            if self._found_w is None:
+                raise DeviceError("it does not tell its power limit now, so that none could be put back")
             self._begin_override(action.lever, self._found_w, value.watts)
         self._levers[action.lever] = replace(self._levers[action.lever], certain=False)
         if isinstance(value, ClockRange):

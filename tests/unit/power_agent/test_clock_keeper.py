@@ -194,6 +194,20 @@ async def test_a_limit_is_not_put_back_where_a_driver_loaded_again_has_another(b
     assert bench.gpus.limit_w == after_w
 
 
+async def test_no_limit_is_set_while_a_board_does_not_tell_which_to_put_back(bench):
+    await bench.start()
+    await bench.pass_s(2)
+    before_w, bench.gpus.limit_w = bench.gpus.limit_w, None
+    bench.take(clock_plan(limit_w=150.0))
+    await bench.pass_s(3)
+    assert (bench.gpus.limit_w, journalled(bench)) == (None, [])
+    bench.gpus.limit_w = before_w
+    await bench.pass_s(60)
+    assert bench.gpus.limit_w == 150.0
+    await bench.end()
+    assert bench.gpus.limit_w == before_w
+
+
 async def test_a_limit_that_an_operator_sets_is_published_and_put_back(bench):
     await bench.start()
     await bench.pass_s(2)
