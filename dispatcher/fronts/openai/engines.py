@@ -21,6 +21,8 @@ from trefoil.runtime.given.llm_backends import ANSWER, MAX_TOKENS, PROMPT, SAMPL
 GREEDY: Final = "trefoil"
 DEFAULT_MAX_TOKENS: Final = "default_max_tokens"
 """Parameter of a family: most tokens of a chat that names none."""
+TO_THE_END: Final = 2**20
+"""`max_tokens` of a chat that names none, for vLLM, which ends an answer where its context does."""
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_p": (1,), "min_p": (0,), "top_k": (-1, 0), "presence_penalty": (0,), "frequency_penalty": (0,),
     "repetition_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
@@ -50,7 +52,7 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
     if api == GREEDY:
         _refuse_sampling(asked, asked.sampling)
         return {"PROMPT": prompt} | ({"MAX_TOKENS": asked.max_tokens} if asked.max_tokens else {})
-    most = asked.max_tokens or _default_max_tokens(config)
+    most = asked.max_tokens or _default_max_tokens(config) or (TO_THE_END if api == VLLM else COMPLETION_TOKENS)
     stops = list(asked.stops)
     if api == VLLM:
         # With the stop sequence in the text, it is found here, whatever an engine sends before it has found it.
@@ -79,9 +81,10 @@ def _refuse_sampling(asked: Asked, names: Any) -> None:
 
 
 def _default_max_tokens(config: Any) -> int:
+    """Most tokens of a chat by the family's contract; 0 = it does not say."""
     given = config.parameters[DEFAULT_MAX_TOKENS].string_value if DEFAULT_MAX_TOKENS in config.parameters else ""
     if not given:
-        return COMPLETION_TOKENS
+        return 0
     if not given.isdecimal() or not int(given):
         raise TrefoilError(
             "is no number of tokens", field=DEFAULT_MAX_TOKENS, value=given,
