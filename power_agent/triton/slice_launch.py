@@ -13,7 +13,7 @@ Every version of the family is linked, only one is loaded, so a swap needs no fi
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +60,8 @@ SHARED: Final = "_shared"
 SHARED_MEMORY: Final = Path("/dev/shm")
 # Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
 PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
+LLM_PASSED_ON: Final = ("VLLM_", "HF_HOME", "HF_HUB_")
+"""Beginnings of further names, to slices of language models: engine settings, where weights are kept. No tokens."""
 LAUNCHED_AS: Final = "TREFOIL_LAUNCHED_AS"
 """Says whose a Triton is, for an agent without a journal: "<cluster>/<node>/<tag>"."""
 
@@ -150,10 +152,14 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
     """
+    more: dict[str, str] = {}
     for hosted in spec.hosted:
         family = contract(spec.source, hosted.model)
         write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
-    return launch_of(install, spec)
+        if backend_of(family) in LLM_FILES:
+            more = {name: value for name, value in os.environ.items() if name.startswith(LLM_PASSED_ON)}
+    launch = launch_of(install, spec)
+    return replace(launch, env={**more, **launch.env})
 
 
 def launch_of(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:

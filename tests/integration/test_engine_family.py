@@ -70,6 +70,7 @@ async def ask(target: str, asked) -> list:
     return [one async for one in answers(target, asked)]
 
 
+@pytest.mark.gate
 async def test_a_stream_brings_each_token_once_and_its_end_with_the_last(target):
     sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 0}
     found = await ask(target, request(PROMPT, sampling=sampling, **COUNTED))

@@ -22,7 +22,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError, system_error
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
-from trefoil.runtime.given.llm_backends import ENGINE_PATH, LLM_FILES, TENSORRT_LLM, VLLM, complete_vllm
+from trefoil.runtime.given.llm_backends import DEVICES, ENGINE_PATH, LLM_FILES, TENSORRT_LLM, VLLM, complete_vllm
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     CONFIG_BYTES_MAX,
@@ -178,6 +178,10 @@ def check_contract(config: model_config_pb2.ModelConfig, path: Path) -> None:
         if name in present:
             remedy = "remove it: slices are configured by the agent"
             raise CatalogError(f"{path}: a family's contract has none", field=name, remedy=remedy)
+    for name in DEVICES:
+        if name in config.parameters and (value := config.parameters[name].string_value):
+            remedy = "remove it: a slice has one GPU"
+            raise CatalogError(f"{path}: names devices", field=f"parameters.{name}", value=value, remedy=remedy)
     for tensor in config.input:
         probe_shape(config, tensor)
     for field, text in _texts(config):

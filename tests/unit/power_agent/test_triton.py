@@ -469,16 +469,24 @@ def test_a_tensorrt_llm_engine_is_that_of_its_versions_folder(install, tmp_path,
         prepare_slice(replace(able, sees_gpus=False), whole)
 
 
-def test_a_vllm_engine_takes_the_gpu_that_its_environment_names(install, tmp_path, source):
+def test_a_vllm_engine_takes_the_gpu_that_its_environment_names(install, tmp_path, source, monkeypatch):
     (source / "toy" / "config.pbtxt").write_text('name: "toy" backend: "vllm"')
     for version in ("1", "2"):
         (source / "toy" / version / "model.json").write_text('{"model": "m"}')
     whole = spec(tmp_path, source)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
     launch = prepare_slice(replace(install, offers=("python", "vllm")), whole)
+    assert launch.env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "HF_TOKEN" not in launch.env
     config = contract(whole.repository, "toy")
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_MODEL, "KIND_GPU takes GPU 0"
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "MIG-1"
     assert not (whole.repository / "toy" / "2" / "model.py").exists(), "it is no python model"
+    other = 'parameters { key: "GPU_DEVICE_IDS" value { string_value: "1" } }'
+    (source / "toy" / "config.pbtxt").write_text('name: "toy" backend: "vllm"' + other)
+    with pytest.raises(CatalogError, match=r"parameters\.GPU_DEVICE_IDS = '1': .*names devices"):
+        prepare_slice(replace(install, offers=("python", "vllm")), whole)
 
 
 def test_engines_without_what_executes_them_are_refused(install, tmp_path, source):

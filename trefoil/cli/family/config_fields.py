@@ -8,7 +8,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from trefoil.runtime.given.llm_backends import TENSORRT_LLM, VLLM
+from trefoil.runtime.given.llm_backends import DEVICES, TENSORRT_LLM, VLLM
 from trefoil.runtime.model_files import ENGINES, FILE_PARAMETER, PROBE_SHAPE, PYTHON, THREADS, backend_of
 
 CARRIED: Final = frozenset(
@@ -48,7 +48,6 @@ ONE_VALUE: Final = "dims: [ 1 ] reshape { shape: [ ] }"
 ALWAYS: Final = {"data_type": "write it, e.g. TYPE_FP32", "dims": f"write it; {ONE_VALUE} where each item is one value"}
 """What Triton wants of each tensor that a configuration names."""
 ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
-DEVICES: Final = ("GPU_DEVICE_IDS", "gpu_device_ids")  # parameters by which an LLM's backend leaves its slice's GPU
 TEXT_MAX: Final = 100  # characters of a value in a note
 
 
@@ -79,8 +78,7 @@ def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, 
             if not getattr(tensor, name):
                 yield f"{tensor.name}.{name}", getattr(tensor, name) or None, remedy
     for field in DEVICES:
-        if field in config.parameters:
-            value = config.parameters[field].string_value
+        if field in config.parameters and (value := config.parameters[field].string_value):
             yield f"parameters.{field}", value, "leave it out: the plan decides on which GPU it runs"
     for group in config.instance_group:
         for field, value in group.ListFields():

@@ -19,6 +19,8 @@ VLLM: Final = "vllm"
 TENSORRT_LLM: Final = "tensorrtllm"
 LLM_FILES: Final = {VLLM: "model.json", TENSORRT_LLM: "config.json"}
 """Backends whose versions are folders that the backend reads by itself, and the file that each version has."""
+DEVICES: Final = ("GPU_DEVICE_IDS", "gpu_device_ids")
+"""Parameters by which a backend takes other GPUs than that of its slice."""
 ENGINE_PATH: Final = "gpt_model_path"
 """Parameter with the folder of a TensorRT-LLM engine: on a slice its version's, whatever a contract says."""
 PROMPT: Final = "text_input"
