@@ -16,7 +16,6 @@ from dispatcher.routing import request_parameters
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
-from dispatcher.service.accounting import StreamEnd
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.kserve_wire import FIELDS_MAX
@@ -106,17 +105,6 @@ class Request:
     idle_slice: SliceKey | None = None  # of a job: the slice that it may have while that is idle
     served_ms: float = 0.0
     enough_s: float = 0.0  # when its client needed no more answers of its stream; 0.0 = it is read to its end
-
-    def stream_end(self, until_s: float = 0.0) -> StreamEnd:
-        """What the tokens of its stream took. `until_s`: when it failed, whose wait since the last token counts too."""
-        if not self.tokens_out:
-            return StreamEnd(tokens_in=self.tokens_in)
-        later, last_s = self.tokens_out - self.tokens_first, max(self.last_token_s, until_s)
-        return StreamEnd(
-            1e3 * (self.first_token_s - self.ticket.arrived_s),
-            1e3 * (last_s - self.first_token_s) / later if later else None,
-            self.tokens_in,
-        )
 
 
 class Admission:

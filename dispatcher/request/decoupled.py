@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request.admission import Caller, Request, StatusError
 from dispatcher.request.inference import Inference, status
+from dispatcher.request.token_times import record_tokens
 from dispatcher.routing.core.membership import WorkerId
 from dispatcher.routing.slices import Connection
 from dispatcher.service.ejector import proof_of
@@ -82,7 +83,7 @@ class DecoupledRequest:
     """Passes what a slice answers to `send`. With `grpc_error` the first error ends it with its status."""
 
     def __init__(self, local: LocalWorker, inference: Inference, send: Send, grpc_error: bool) -> None:
-        self._clock = local.clock
+        self._clock, self._load = local.clock, local.accounting.load
         self._connections = local.routing.connections
         self._evidence = local.health.evidence
         self._lengths, self._reads_lengths = local.lengths, local.routing.reads_lengths
@@ -172,7 +173,9 @@ class DecoupledRequest:
             if inner.outputs:
                 request.tokens_in = max(request.tokens_in, engine_count(inner, TOKENS_IN) or 0)
                 counted = engine_count(inner, TOKENS_OUT)
-                self._inference.record_tokens(request, self._version, 1 if counted is None else counted)
+                variant = self._inference.variant(request.ticket.family, self._version, request.pick)
+                count = 1 if counted is None else counted
+                record_tokens(self._load, request, variant, count, self._clock.monotonic_s())
             data = self._with_suffix(request, inner, final)
         elif not wants_final:
             data = b""

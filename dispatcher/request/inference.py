@@ -32,10 +32,10 @@ from dispatcher.request.core.retry_budget import RetryBudget
 from dispatcher.request.core.tenants import EVERYBODY, Tenant
 from dispatcher.request.idle import pick_idle
 from dispatcher.request.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
+from dispatcher.request.token_times import record_stream, token_receipt
 from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.routing.core import membership
 from dispatcher.routing.core.membership import WorkerId
-from dispatcher.routing.core.receipts import stream_suffix
 from dispatcher.routing.core.sequences import missing_start
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.routing.slices import Connection
@@ -50,7 +50,6 @@ from dispatcher.transport.core.trace_context import Trace
 from trefoil.core.brains import Outcome, Pick
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import SliceKey
-from trefoil.core.objective import NO_TOKEN_SLO
 from trefoil.runtime.rpc import status_of
 
 LOG = structlog.get_logger()
@@ -286,35 +285,10 @@ class Inference:
             outcome.latency_ms - outcome.service_ms - request.served_ms,
             ticket.slo_ms, self._clock.now_s(), ticket.tenant, request.served_ms,
         )  # fmt: skip
-        self._record_stream(request, "OK", variant, pick.slice)
+        record_stream(self._load, self._routing, request, "OK", (variant, pick.slice), self._clock.monotonic_s())
         if ticket.id % self._settings.log_every_requests == 0:
             self._log("request", request, "OK", outcome.latency_ms, variant)
         return variant
-
-    def record_tokens(self, request: Request, version: str, count: int) -> None:
-        """Book the tokens of one answer of a stream, before it is passed on to the client."""
-        ticket, pick = request.ticket, request.pick
-        assert pick is not None
-        if not count:
-            return
-        request.last_token_s = self._clock.monotonic_s()
-        if not request.tokens_out:
-            request.first_token_s, request.tokens_first = request.last_token_s, count
-        request.tokens_out += count
-        variant = self.variant(ticket.family, version, pick)
-        self._load.tokens(ticket.family, variant, pick.slice, ticket.slo_class, count, ticket.tenant)
-
-    def _record_stream(self, request: Request, code: str, variant: str, slice_: SliceKey | None) -> None:
-        """Book what the tokens of a stream that ended took."""
-        if not request.streams:
-            return
-        ticket = request.ticket
-        slo = self._routing.token_slo(request.family, ticket.slo_class)
-        if code == "OK" and not request.tokens_out:  # an answer of no tokens has no first one to wait for
-            slo = NO_TOKEN_SLO
-        until_s = self._clock.monotonic_s() if code not in ("OK", "CANCELLED") else 0.0
-        end = request.stream_end(until_s)
-        self._load.streamed(request.family, variant, slice_, ticket.slo_class, end, slo, ticket.tenant)
 
     def answer_suffix(self, request: Request, variant: str) -> bytes:
         """Bytes that turn a slice's answer into ours, with its receipt if that was asked for."""
@@ -324,9 +298,7 @@ class Inference:
             assert pick is not None
             receipts = self._accounting.receipts
             data += receipts.suffix(pick.slice, request.family, variant, ticket.items, request.tokens_out)
-            if request.streams:
-                end = request.stream_end()
-                data += stream_suffix(end.ttft_ms, end.tpot_ms, end.tokens_in)
+            data += token_receipt(request)
         return data
 
     def slice_failed(
@@ -393,7 +365,7 @@ class Inference:
         latency_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
         variant, slice_ = (pick.variant, pick.slice) if pick is not None else ("", None)
         self._load.failed(request.family, variant, slice_, ticket.slo_class, code, latency_ms, ticket.tenant)
-        self._record_stream(request, code, variant, slice_)
+        record_stream(self._load, self._routing, request, code, (variant, slice_), self._clock.monotonic_s())
         if self._may_log():
             self._log("request failed", request, code, latency_ms, variant, details)
 

@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request.admission import Request
 from dispatcher.request.decoupled import engine_count
+from dispatcher.request.token_times import stream_end
 from dispatcher.routing import request_parameters
 from dispatcher.service.accounting import CLASS_WINDOWS, OTHER, SECONDS_MAX, LoadCounters, StreamEnd
 from dispatcher.transport.core import kserve_wire
@@ -224,7 +225,7 @@ def stream(*tokens_at_s, arrived_s=10.0, first=1):
     ids=["no token", "one token", "three", "two at once, then one", "failed long after its last token"],
 )
 def test_ttft_is_from_arrival_and_tpot_the_mean_of_what_followed_the_first_answer(request_, until_s, ttft_ms, tpot_ms):
-    end = request_.stream_end(until_s)
+    end = stream_end(request_, until_s)
     assert end.ttft_ms == (ttft_ms and pytest.approx(ttft_ms))
     assert end.tpot_ms == (tpot_ms and pytest.approx(tpot_ms))
 
