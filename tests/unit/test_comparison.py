@@ -265,3 +265,19 @@ def test_commas_part_values_but_inside_brackets_and_quotes(text, values):
 def test_values_that_are_none_are_refused(text):
     with pytest.raises(SettingError, match=r"no values between commas\. Remedy: write a,b,c"):
         split_values(text)
+
+
+def test_a_policy_whose_streams_are_late_in_the_mean_of_the_seeds_misses_its_slo():
+    def timed(*shares: float) -> Row:
+        one = row("exact", *((0.001, 0.98, 0.98),) * len(shares))
+        slo = {"ttft_ms": 0.0, "ttft_quantile": 0.0, "tpot_ms": 40.0, "tpot_quantile": 0.95}
+        runs = []
+        for run, share in zip(one.runs, shares, strict=True):
+            tokens = {"ttft_ms_p95": 60.0, "ttft_attainment": None, "tpot_ms_p95": 38.0, "tpot_attainment": share}
+            family = {**run.summary["families"]["digits"], "token_slo": slo, "tokens": tokens}
+            runs.append(replace(run, summary={**run.summary, "families": {"digits": family}}))
+        return Row(one.name, tuple(runs))
+
+    assert timed(0.97, 0.94).missed == ()
+    assert timed(0.97, 0.90).missed == ("SLO",)
+    assert "TPOT (93.50% in time, 95.00% asked)" in timed(0.97, 0.90).outcomes[0].misses[0]

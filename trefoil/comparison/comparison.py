@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from trefoil.comparison.saving import RunOutcome, no_percent, saving_pct, summary
-from trefoil.core.objective import FamilyOutcome, no_saving
+from trefoil.core.demand import TokenTimes
+from trefoil.core.objective import FamilyOutcome, TokenSlo, no_saving
 from trefoil.core.policies import policy, split_preset
 
 PANELS: Final = (
@@ -79,13 +80,17 @@ class Row:
         asked = self._of(self.runs[0], family)
         attainment, accuracy = (self._known_mean(name, family) for name in ("slo_attainment", "accuracy"))
         arrived, answered = (self.mean(name, family) for name in ("arrived", "answered"))
-        return FamilyOutcome(family, asked["slo_quantile"], attainment, asked["floor"], accuracy, arrived, answered)
+        slow: tuple[str, ...] = ()
+        if asked.get("token_slo"):
+            times = [self._of(run, family)["tokens"] for run in self.runs]
+            ttft, tpot = (_known_mean([one[f"{of}_attainment"] for one in times]) for of in ("ttft", "tpot"))
+            slow = TokenTimes(ttft_attainment=ttft, tpot_attainment=tpot).slow(TokenSlo(**asked["token_slo"]))
+        found = attainment, asked["floor"], accuracy, arrived, answered, slow
+        return FamilyOutcome(family, asked["slo_quantile"], *found)
 
     def _known_mean(self, name: str, family: str) -> float | None:
         """Mean of a family's number over the seeds that have it; None where none has it."""
-        found = [self._of(run, family)[name] for run in self.runs]
-        known = [float(value) for value in found if value is not None]
-        return fmean(known) if known else None
+        return _known_mean([self._of(run, family)[name] for run in self.runs])
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -101,6 +106,11 @@ class Row:
     def _of(run: Run, family: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = run.summary["families"][family] if family else run.summary
         return found
+
+
+def _known_mean(values: Iterable[float | None]) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
