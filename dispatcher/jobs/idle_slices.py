@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dispatcher.jobs.core.job import Job
-from dispatcher.jobs.core.reserve import Reserve, Waiting
+from dispatcher.jobs.core.reserve import SEEN_MIN, SHARE_MIN, Reserve, Waiting, allowed_share
 from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.membership import WorkerId
 from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.demand import LoadWindow
 from trefoil.core.fleet import SliceKey
+from trefoil.core.latency import EMPTY, Histogram, merge, quantile_ms
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import RouteTarget
 
 RATE_MEMORY_S: Final = 5.0
 RATE_MIN_PER_S: Final = 0.01
 LOOKED_S: Final = 1.0
+LATENCIES_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -30,6 +32,23 @@ class _Arrivals:
     rate_per_s: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Latencies:
+    """Latencies of the last LATENCIES_S to twice that."""
+
+    since_s: float
+    before: Histogram = EMPTY
+    now: Histogram = EMPTY
+    seen: Histogram = EMPTY
+
+    def add(self, latency: Histogram, now_s: float) -> None:
+        """Add those of a window."""
+        if now_s - self.since_s > LATENCIES_S:
+            self.since_s, self.before, self.now = now_s, self.now, EMPTY
+        self.now = merge((self.now, latency))
+        self.seen = merge((self.before, self.now))
+
+
 class IdleSlices:
     """Idle slices of one worker, and the interactive arrivals of all workers, by their load windows. Belongs to one
     event loop."""
@@ -39,6 +58,8 @@ class IdleSlices:
         self._receipts = local.accounting.receipts
         self._reserve = Reserve()
         self._arrivals: dict[WorkerId, _Arrivals] = {}
+        self._latencies: dict[str, _Latencies] = {}
+        self._batch_s: dict[str, float] = {}  # by family: how long its last batch was expected to take
         self._since_s = math.inf  # when the first window came: before, nothing is known of the load
 
     def on_window(self, window: LoadWindow) -> None:
@@ -50,14 +71,16 @@ class IdleSlices:
         arrivals.at_s, length_s = now_s, max(1e-3, window.ends_at_s - window.starts_at_s)
         counts: Counter[str] = Counter()
         for cell in window.cells:
-            if cell.arrived:
-                counts[self._routing.table.chains.get(cell.key.family, (cell.key.family,))[0]] += cell.arrived
+            family = self._routing.table.chains.get(cell.key.family, (cell.key.family,))[0]
+            counts[family] += cell.arrived
+            if cell.latency.total:
+                self._latencies.setdefault(family, _Latencies(now_s)).add(cell.latency, now_s)
         keep = max(0.0, 1.0 - length_s / RATE_MEMORY_S)
         for family in {*arrivals.mean_per_s, *counts}:
             mean = arrivals.mean_per_s.get(family, 0.0) * keep + (1 - keep) * counts[family] / length_s
             arrivals.mean_per_s[family] = mean if mean > RATE_MIN_PER_S else 0.0
             arrivals.rate_per_s[family] = max(mean, counts[family] / length_s)  # a rise counts at once
-            self._reserve.on_arrivals(family, mean * length_s)
+            self._reserve.on_arrivals(family, mean * length_s, self._share(family))
 
     def rate_per_s(self, family: str, others: bool = False) -> float:
         """Interactive arrivals of a family, at all workers or at the others."""
@@ -66,13 +89,25 @@ class IdleSlices:
         )
         return sum(rates)
 
+    def p95_s(self, family: str) -> float:
+        """95th percentile of the latencies of late [s]; 0.0: too few are known."""
+        known = self._latencies.get(family)
+        return quantile_ms(known.seen, 0.95) / 1e3 if known is not None and known.seen.total >= SEEN_MIN else 0.0
+
+    def _share(self, family: str) -> float:
+        """Share of its requests that jobs may delay."""
+        known, batch_s = self._latencies.get(family), self._batch_s.get(family)
+        return SHARE_MIN if known is None or batch_s is None else allowed_share(known.seen, 1e3 * batch_s)
+
     def take(self, targets: Iterable[RouteTarget], batch_s: Callable[[RouteTarget], float]) -> RouteTarget | None:
         """Slice for a batch that takes so long there, charged to the requests that it may delay; None: none of them may
         be taken now."""
         if self._clock.monotonic_s() - self._since_s < LOOKED_S:
             return None
         for target in targets:
-            if self._reserve.try_start(self._waiting(target), batch_s(target)):
+            waiting, length_s = self._waiting(target), batch_s(target)
+            self._batch_s.update(dict.fromkeys((one.queue for one in waiting), length_s))
+            if self._reserve.try_start(waiting, length_s):
                 return target
         return None
 

@@ -45,6 +45,7 @@ DISK_RETRY_S: Final = 1.0
 ATTEMPTS_MAX: Final = 5
 RETRY_S: Final = 0.5  # after the first failure of an item; then twice as long each time
 SLO_SHARE: Final = 0.2  # longest batch beside interactive requests, of their latency objective
+P95_SHARE: Final = 0.25  # and of their 95th percentile: short batches may be many
 BATCH_MAX_S: Final = 0.25  # longest batch where no requests come
 BATCH_UNKNOWN_S: Final = 0.02  # beside requests without an objective
 FINAL: Final = frozenset(
@@ -171,6 +172,8 @@ class JobRun:
         if self._idle.rate_per_s(self.job.family) > 0:
             slo_ms = objective.slo_ms if objective is not None else 0.0
             limit_s = SLO_SHARE * slo_ms / 1e3 if slo_ms else BATCH_UNKNOWN_S
+            if p95_s := self._idle.p95_s(self.job.family):
+                limit_s = min(limit_s, P95_SHARE * p95_s)
         rows = 1
         while 2 * rows <= self._taken.rows_max and self._expected_s(target, 2 * rows) <= limit_s:
             rows *= 2

@@ -1,17 +1,18 @@
-"""When a batch of a job may take an idle slice: as long as almost no interactive request waits for it.
+"""When a batch of a job may take an idle slice: as long as the p95 of interactive requests stays.
 
-Source: busy probability seen by Poisson arrivals (PASTA); deficits as in token buckets.
-Data: of each queue that the slice serves its arrivals [1/s] and its other slices that are idle; how long the batch
-    takes [s]; the interactive requests that have come.
+Source: busy probability seen by Poisson arrivals (PASTA); deficits as in token buckets; the tail bound is ours.
+Data: of each queue that the slice serves its arrivals [1/s], its other slices that are idle and the latencies of late;
+    how long the batch takes [s]; the interactive requests that have come.
 Decision: whether the batch may start now.
 Formulation: while a batch runs for s seconds, N ~ Poisson(rate x s) requests come. The k other idle slices take the
     first k, so that E[(N - k)+] requests find only the slice with the batch. Each batch is charged this expectation.
-    Interactive requests pay for it: DELAYED_SHARE of each that comes, at most CREDIT_MAX in advance. A batch starts
-    where the account covers it; one that is charged more than CREDIT_MAX leaves a debt. Hence at most DELAYED_SHARE of
-    all interactive requests are delayed by jobs, by the time of one batch at most: p95 moves at most to the quantile
-    0.95 + DELAYED_SHARE of before.
+    Interactive requests pay for it: a share f of each that comes, at most CREDIT_MAX in advance. A batch starts where
+    the account covers it; one that is charged more than CREDIT_MAX leaves a debt. So a share f of all requests is
+    delayed by jobs, each by s at most, and with T(x) the share of latencies beyond x, at most
+    T(x) + f (T(x - s) - T(x)) are beyond x then. f is the largest for which this is 5 % at P95_GROWTH x p95, times
+    SAFETY, because who is delayed delays who comes next; between SHARE_MIN and SHARE_MAX.
 Deviations: requests that end while the batch runs free slices, too; leaving them out is on the safe side. Without
-    arrivals nothing is charged.
+    arrivals nothing is charged. Before SEEN_MIN latencies are known the share is the least.
 """
 
 import math
@@ -19,7 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-DELAYED_SHARE: Final = 0.0025
+from trefoil.core.latency import FLOOR_MS, PER_OCTAVE, Histogram
+
+QUANTILE: Final = 0.95
+P95_GROWTH: Final = 1.02
+SAFETY: Final = 0.4
+SHARE_MIN: Final = 0.0025
+SHARE_MAX: Final = 0.05
+SEEN_MIN: Final = 300
 CREDIT_MAX: Final = 1.0
 
 
@@ -45,16 +53,43 @@ def expected_delayed(rate_per_s: float, batch_s: float, idle: int) -> float:
     return max(0.0, mean - idle + missing)
 
 
+def allowed_share(latency: Histogram, batch_ms: float) -> float:
+    """Share of the requests that batches of a length may delay, by the latencies of late."""
+    if latency.total < SEEN_MIN or batch_ms <= 0.0:
+        return SHARE_MIN
+    limit_ms = P95_GROWTH * _p95_ms(latency)
+    beyond = _beyond(latency, limit_ms)
+    harmed = _beyond(latency, limit_ms - batch_ms) - beyond
+    share = SAFETY * (1.0 - QUANTILE - beyond) / harmed if harmed > 0.0 else SHARE_MAX
+    return min(SHARE_MAX, max(SHARE_MIN, share))
+
+
+def _beyond(latency: Histogram, limit_ms: float) -> float:
+    """Share of latencies beyond a limit; inside a bucket they lie evenly by their logarithm."""
+    at = PER_OCTAVE * math.log2(max(limit_ms, FLOOR_MS) / FLOOR_MS)
+    pairs = zip(latency.index, latency.count, strict=True)
+    return sum(n * min(1.0, max(0.0, i + 1 - at)) for i, n in pairs) / latency.total
+
+
+def _p95_ms(latency: Histogram) -> float:
+    """The quantile that is kept, inside its bucket as `_beyond` has it [ms]."""
+    left = (1.0 - QUANTILE) * latency.total
+    for i, n in zip(reversed(latency.index), reversed(latency.count), strict=True):
+        if n >= left:
+            return float(FLOOR_MS * 2 ** ((i + 1 - left / n) / PER_OCTAVE))
+        left -= n
+    return 0.0
+
+
 class Reserve:
     """Accounts of how many interactive requests jobs may delay, one for each queue."""
 
-    def __init__(self, delayed_share: float = DELAYED_SHARE) -> None:
-        self._share = delayed_share
+    def __init__(self) -> None:
         self._accounts: dict[str, float] = {}
 
-    def on_arrivals(self, queue: str, count: float) -> None:
-        """Book interactive requests that have come."""
-        self._accounts[queue] = min(CREDIT_MAX, self._accounts.get(queue, 0.0) + self._share * count)
+    def on_arrivals(self, queue: str, count: float, share: float = SHARE_MIN) -> None:
+        """Book interactive requests that have come, and the share of them that may be delayed."""
+        self._accounts[queue] = min(CREDIT_MAX, self._accounts.get(queue, 0.0) + share * count)
 
     def try_start(self, waiting: Sequence[Waiting], batch_s: float) -> bool:
         """Whether a batch may start; if so, it is charged."""
