@@ -63,10 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         apart = 100 * (told / counted - 1)
         held = abs(apart) <= LIMITS_PCT[name]
         wrong += not held
-        print(
-            f"{name}: told {told:.6g}, counted {counted:.6g}, {apart:+.2f} % of {LIMITS_PCT[name]:g}"
-            f"{'' if held else ' WRONG'}"
-        )
+        verdict = "" if held else "WRONG"
+        print(f"{name}: told {told:.6g}, counted {counted:.6g}, {apart:+.2f} %, limit {LIMITS_PCT[name]:g} {verdict}")
     return 1 if wrong else 0
 
 

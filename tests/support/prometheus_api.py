@@ -1,11 +1,13 @@
 """An HTTP server that answers as Prometheus' API does, or as what stands in its place; it keeps what it was asked."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -21,6 +23,7 @@ class Api:
     prefix: str = ""
     token: str = ""
     warnings: Sequence[str] = ()
+    partial: bool = False
     other: Callable[[BaseHTTPRequestHandler], None] | None = None
     asked: list[tuple[str, str, dict[str, str], dict[str, str]]] = field(default_factory=list)
     """Method, path, query and headers of each request."""
@@ -49,8 +52,8 @@ class Api:
 
 
 @contextmanager
-def serving(api: Api) -> Iterator[str]:
-    """Address of a server that answers so."""
+def serving(api: Api, tls: Path | None = None) -> Iterator[str]:
+    """Address of a server that answers so; `tls`: folder of localhost's certificate and key."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -64,7 +67,9 @@ def serving(api: Api) -> Iterator[str]:
                 reply(self, 401, "application/json", json.dumps({"status": "error", "error": "bad token"}))
                 return
             status, data = api.answer(parts.path, query)
-            told = {"status": "success", "data": data, "warnings": list(api.warnings)}
+            told = {"status": "success", "data": data, "warnings": list(api.warnings)} | (
+                {"isPartial": True} if api.partial else {}
+            )
             if status != 200:
                 told = {"status": "error", "errorType": "bad_data", "error": data}
             reply(self, status, "application/json", json.dumps(told) if data else "404 page not found")
@@ -74,10 +79,14 @@ def serving(api: Api) -> Iterator[str]:
         def log_message(self, *_: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls / "localhost.crt", tls / "localhost.key")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}" if tls is None else f"https://localhost:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

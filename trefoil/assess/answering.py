@@ -104,9 +104,7 @@ def assess(
                 answers = [told[name] for name in LEVERS if name in told]
                 risks = _risks(fleet, row.missed)
         except InvalidInput as error:
-            if out is not None:
-                raise
-            risks = [f"no savings: {error}"]
+            risks = [f"neither scenario nor savings: {error}"]
     return Assessment(found, cost, families, answers, today, notes, risks, asked)
 
 

@@ -22,7 +22,6 @@ from trefoil.assess.series import (
     meaning,
     means,
     merged,
-    spacing_s,
 )
 from trefoil.core.errors import InvalidInput
 from trefoil.core.units import HOUR_S
@@ -159,7 +158,8 @@ def find(series: Sequence[MetricSeries]) -> Found:
         if not there & quantities:
             raise InvalidInput(f"no series of {what}: looked for {names}", field="series", remedy=remedy)
     begin_s, end_s = min(one.times_s[0] for one in known), max(one.times_s[-1] for one in known)
-    step_s = max(spacing_s(one.times_s) for one in known)
+    spacings = [np.median(np.diff(one.times_s)) for one in known if one.times_s.size > 2]
+    step_s = float(np.median(spacings or [end_s - begin_s]))
     if not end_s - begin_s >= max(2 * step_s, 1.0):
         remedy = "read a longer time: --since, --minutes, or more rows"
         raise InvalidInput("fewer than three samples of a series", field="time", remedy=remedy)

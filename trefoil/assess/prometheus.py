@@ -130,7 +130,8 @@ class Prometheus:
         if not isinstance(told, dict) or told.get("status") != "success" or "data" not in told:
             why = f"answered with {kind or 'something'}, not with Prometheus' JSON"
             raise InvalidInput(why, field="--prometheus", value=self.url, remedy=API)
-        self.warnings |= {str(one)[:MESSAGE_MAX] for one in told.get("warnings") or ()}
+        partial = ["the answer is partial"] if told.get("isPartial") else []  # VictoriaMetrics' word
+        self.warnings |= {str(one)[:MESSAGE_MAX] for one in (*(told.get("warnings") or ()), *partial)}
         return told["data"]
 
     def read(self, begin_s: float, end_s: float, step_s: float = 0.0) -> list[MetricSeries]:

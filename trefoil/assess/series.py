@@ -16,7 +16,6 @@ Labels = Mapping[str, str]
 
 US: Final = 1e-6
 MIB: Final = 2.0**-20
-GAP_SAMPLES: Final = 4.0  # longer without a sample is a gap
 GAP_MIN_S: Final = 60.0
 
 
@@ -95,22 +94,17 @@ def names_asked() -> tuple[str, ...]:
     return (*SERIES, *(f"{name}_total" for name in plain))
 
 
-def spacing_s(times_s: Floats) -> float:
-    """Usual distance of two samples [s]; 0 for fewer than two."""
-    return float(np.median(np.diff(times_s))) if times_s.size > 1 else 0.0
-
-
 def increases(times_s: Floats, values: Floats, edges_s: Floats, gap_s: float = 0.0) -> tuple[Floats, Floats]:
     """Increase of a counter in each bin, and how much of the bin is covered [s].
 
     Linear between samples. A fall is a restart at zero: what it shows after has come since. Pairs of samples further
-    apart than `gap_s` (0: by their usual distance) add nothing. `edges_s`: n + 1 ascending edges of n bins.
+    apart than `gap_s` (0: a bin, at least `GAP_MIN_S`) add nothing. `edges_s`: n + 1 ascending edges of n bins.
     """
     if times_s.size < 2:
         return np.zeros(edges_s.size - 1), np.zeros(edges_s.size - 1)
     widths, rises = np.diff(times_s), np.diff(values)
     rises = np.where(rises < 0, values[1:], rises)
-    known = widths <= (gap_s or max(GAP_MIN_S, GAP_SAMPLES * spacing_s(times_s)))
+    known = widths <= (gap_s or max(GAP_MIN_S, edges_s[1] - edges_s[0]))
     at = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, rises, 0.0))))))
     covered = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, widths, 0.0))))))
     return at, covered

@@ -109,6 +109,7 @@ def _show(found: "Assessment", out: Path | None, as_json: bool, about: dict[str,
 
     document = json_safe({**about, **report.to_json(found)})
     if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
         (out / "assess.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (out / "report.html").write_text(report.html(found, about), encoding="utf-8")
     if as_json:

@@ -7,7 +7,7 @@ from tests.support.metric_pages import BEGIN_S, IDLE_W, JOULES, SERVICE_S, World
 from trefoil.assess.finding import find, histogram_quantile
 from trefoil.assess.fitting import NO_MODEL, costs, fit_boards
 from trefoil.assess.given import page_samples
-from trefoil.assess.series import series_of
+from trefoil.assess.series import MetricSeries, series_of
 from trefoil.core.errors import InvalidInput
 
 DAY_S = 86_400.0
@@ -139,6 +139,29 @@ def test_vllm_of_every_version(release):
     assert model.latency_basis == "histogram"
     assert model.latency_ms[0.5] == pytest.approx(2000.0)
     assert model.replicas[0].devices == (("GPU-0", ""),)
+
+
+def test_a_series_of_two_samples_far_apart_spoils_neither_bins_nor_gaps():
+    world = World()
+    whole = world.series(DAY_S, STEP_S)
+    few = [MetricSeries(s.name, {**s.labels, "pod": "triton-9"}, s.times_s[[0, -1]], s.values[[0, -1]]) for s in whole]
+    found = find([*whole, *(s for s in few if s.name.startswith("nv_inference"))])
+    assert found.bin_s == find(whole).bin_s
+    assert found.models["resnet50:3"].count("requests").sum() == pytest.approx(
+        sum(world.requests(n, DAY_S) for n in (0, 1)), rel=1e-6
+    )
+
+
+def test_a_server_on_two_boards_is_on_both():
+    world, samples = World(servers=1), []
+    for at_s in np.arange(0.0, 7200.0, 120.0):
+        samples += page_samples(world.triton(0, at_s), BEGIN_S + at_s, "t", instance="h:8002", pod="triton-0")
+        page = world.dcgm(at_s, devices=2).replace(
+            'modelName="NVIDIA A100-SXM4-40GB",Hostname="gpu-a"}', 'pod="triton-0"}'
+        )
+        samples += page_samples(page, BEGIN_S + at_s, "d")
+    found = find(series_of(samples))
+    assert found.models["resnet50:3"].replicas[0].devices == (("GPU-0", ""), ("GPU-1", ""))
 
 
 def test_a_quantile_beyond_the_last_bound_is_that_bound():

@@ -13,7 +13,7 @@ from trefoil.assess.finding import find
 from trefoil.assess.given import read_csv, scrape
 from trefoil.assess.prometheus import Asked, Prometheus, open_client
 from trefoil.assess.series import MetricSeries
-from trefoil.core.errors import InvalidInput, SettingError, TrefoilError, Unavailable
+from trefoil.core.errors import InvalidInput, SettingError, TrefoilError, Unavailable, Untrusted
 
 SPAN_S = 3600.0
 
@@ -81,6 +81,15 @@ def test_token_headers_and_prefix_are_sent_and_a_wrong_token_is_said_without_it(
         read(api, token="right")
 
 
+def test_over_tls_its_authority_has_to_be_known(series):
+    keys = Path(__file__).parents[2] / "support"
+    with serving(Api(series), keys) as url:
+        found = Prometheus(url, open_client(tls_ca=keys / "localhost.crt")).read(BEGIN_S, BEGIN_S + SPAN_S)
+        assert find(found).devices
+        with pytest.raises(Untrusted, match="--tls-ca"):
+            Prometheus(url, open_client()).read(BEGIN_S, BEGIN_S + SPAN_S)
+
+
 def test_two_clusters_are_refused_until_one_is_named(series):
     two = [
         *series,
@@ -104,8 +113,10 @@ def test_two_replicas_of_a_prometheus_are_one(series):
 
 
 def test_a_partial_answer_is_said(series):
-    _, source = read(Api(series, warnings=["store x did not answer"]))
+    _, source = read(Api(series, warnings=["store x did not answer"]))  # Thanos
     assert source.warnings == {"store x did not answer"}
+    _, source = read(Api(series, partial=True))  # VictoriaMetrics
+    assert source.warnings == {"the answer is partial"}
 
 
 def html(handler):

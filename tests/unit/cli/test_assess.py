@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.metric_pages import JOULES, SERVICE_S, World, long_csv, vllm
+from tests.support.prometheus_api import Api, serving
 from trefoil.assess.given import page_samples
 from trefoil.assess.series import series_of
 from trefoil.cli.main import app
@@ -140,6 +141,57 @@ def test_vllm_is_assessed_too(tmp_path):
     told = json.loads(done.stdout)
     assert told["models"]["meta-llama/Llama-3-8B"]["latency_basis"] == "histogram"
     assert any(one["lever"] == "sleep" and one["saving_pct"] > 0 for one in told["savings"]), told["savings"]
+
+
+def test_a_token_is_sent_and_never_printed(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("very-secret\n")
+    token.chmod(0o600)
+    api = Api(World().series(1200.0, 60.0), token="very-secret")
+    with serving(api) as url:
+        words = ["--prometheus", url, "--since", "2025-11-28T00:00Z", "--until", "2025-11-28T00:20Z", "--seeds", "0"]
+        done = run(
+            *words, "--token-file", str(token), "--header", "X-Scope-OrgID=hidden", "--out", str(tmp_path / "out")
+        )
+        assert done.exit_code == 0, done.output
+        token.write_text("other-secret\n")
+        refused = run(*words, "--token-file", str(token))
+    assert refused.exit_code == 2
+    assert "answered 401 (bad token)" in refused.stderr
+    written = "".join(path.read_text() for path in (tmp_path / "out").iterdir() if path.is_file())
+    for text in (done.output, refused.output, written):
+        assert not any(word in text for word in ("secret", "hidden"))
+    assert "requests" in done.stdout
+    assert "samples" in done.stdout
+
+
+def test_a_server_that_spans_boards_is_counted_and_not_simulated(tmp_path):
+    world, samples = World(servers=1), []
+    for at_s in range(0, 1200, 30):
+        samples += page_samples(world.triton(0, at_s), 1.7e9 + at_s, "t", instance="h:8002", pod="triton-0")
+        page = world.dcgm(at_s, devices=2).replace('Hostname="gpu-a"}', 'Hostname="gpu-a",pod="triton-0"}')
+        samples += page_samples(page, 1.7e9 + at_s, "d")
+    (tmp_path / "fleet.csv").write_text(long_csv(series_of(samples)))
+    done = run("--from-csv", str(tmp_path / "fleet.csv"), "--json", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["models"]["resnet50:3"]["joules"] == pytest.approx(told["joules"])
+    assert told["savings"] == []
+    assert "each server spans several devices" in told["risks"][0]
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_board_that_no_table_has_is_simulated_by_what_its_driver_says(tmp_path):
+    world = World(board="NVIDIA RTX Example", base_per_s=12.0, period_s=1200.0)
+    (tmp_path / "fleet.csv").write_text(long_csv(world.series(1200.0, 30.0)))
+    done = run(
+        "--from-csv", str(tmp_path / "fleet.csv"), "--seeds", "1", "--jobs", "1", "--json", "--out", str(tmp_path)
+    )
+    assert done.exit_code == 0, done.output
+    assert Scenario.load(tmp_path / "scenario.toml").nodes[0].devices == ("gpu:RTX Example:40GiB:400W",) * 2
+    answers = {one["lever"]: one for one in json.loads(done.stdout)["savings"]}
+    assert answers["sleep"]["saving_pct"] > 0
+    assert answers["mig"]["why_none"] == "no board has MIG"
 
 
 @pytest.mark.parametrize(
