@@ -130,17 +130,30 @@ def test_models_that_answer_the_same_question_are_variants_by_the_operators_word
     assert "--variants = 'medium': no such model was asked" in done.stderr
 
 
-def test_vllm_is_assessed_too(tmp_path):
+def with_vllm(folder: Path, seeds: int):
+    """Assessment of a vLLM on one of two boards."""
     world, samples = World(servers=1), []
     for at_s in range(0, 1200, 30):
         samples += page_samples(vllm("meta-llama/Llama-3-8B", 0.5 * at_s), 1.7e9 + at_s, "v", pod="triton-0")
         samples += page_samples(world.dcgm(at_s, devices=2), 1.7e9 + at_s, "d")
-    (tmp_path / "fleet.csv").write_text(long_csv(series_of(samples)))
-    done = run("--from-csv", str(tmp_path / "fleet.csv"), "--seeds", "1", "--jobs", "1", "--json")
+    (folder / "fleet.csv").write_text(long_csv(series_of(samples)))
+    done = run("--from-csv", str(folder / "fleet.csv"), "--seeds", str(seeds), "--jobs", "1", "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_vllm_is_assessed_too(tmp_path):
+    told = with_vllm(tmp_path, seeds=0)
     assert told["models"]["meta-llama/Llama-3-8B"]["latency_basis"] == "histogram"
+    assert told["models"]["meta-llama/Llama-3-8B"]["requests"] == pytest.approx(0.5 * 1170)
+    assert told["joules"] > 0
+
+
+@pytest.mark.long
+def test_the_board_beside_a_vllm_may_sleep(tmp_path):
+    told = with_vllm(tmp_path, seeds=1)
     assert any(one["lever"] == "sleep" and one["saving_pct"] > 0 for one in told["savings"]), told["savings"]
+    assert any("whole batches" in line for line in told["risks"])
 
 
 def test_a_token_is_sent_and_never_printed(tmp_path):
