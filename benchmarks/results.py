@@ -7,11 +7,13 @@ it only the text is made anew. A tidy test holds that text and JSON agree, so th
 import argparse
 import json
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from benchmarks import jobs
 from benchmarks.dispatcher import Found, Verdict, cpu_rows, limit_rows, speed_rows
 from benchmarks.planner import DRAWN_AIMS, missed
 from trefoil.reproduce import claims
@@ -73,6 +75,39 @@ def dispatcher_tables(found: Mapping[str, Any]) -> dict[str, str]:
     return {name: markdown(rows[0], rows[1:]) for name, rows in tables.items()}
 
 
+def jobs_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `make bench-jobs` by name; `found` is its jobs.json. Percents are means over the shares of jobs."""
+    rules = [rule for rule in jobs.RULES if rule != "planned"]
+    rows, worth = [], []
+    for zone in found["thirds"]:
+        for deadline_h in jobs.DEADLINES_H:
+            cases = [c for c in found["cases"] if (c["zone"], c["deadline_h"]) == (zone, deadline_h)]
+            saved = (f"{statistics.fmean(jobs.saved_pct(case, rule) for case in cases):+.1f}" for rule in rules)
+            away = statistics.fmean(map(jobs.distance_pct, cases))
+            late_h = sum(case["rules"]["planned"]["late_h"] for case in cases)
+            rows.append([zone, deadline_h, *saved, f"{away:.1f}", f"{late_h:g}"])
+        told = [case for case in found["cases"] if case["zone"] == zone and "knows" in case]
+        away_by = [[jobs.distance_pct(case, name) for case in told] for name in ("", "none", "truth", "arrived")]
+        worth.append([zone, f"{found['thirds'][zone]:.1f}", *(f"{statistics.fmean(each):.1f}" for each in away_by)])
+    pairs = [
+        [
+            " and ".join(one["zones"]),
+            f"{100 * (1 - one['together_g'] / one['alone_g']):+.1f}",
+            f"{one['moved_pct']:.0f}",
+        ]
+        for one in found["pairs"]
+    ]
+    against = [f"saved against `{rule}`, %" for rule in rules]
+    knows = ["forecasts", "none", "the true carbon", "forecasts, no expected jobs"]
+    return {
+        "savings": markdown(["zone", "deadline, h", *against, "above perfect, %", "overdue device hours"], rows),
+        "worth": markdown(
+            ["zone", "cleanest third below the day, %", *(f"{one}: above perfect, %" for one in knows)], worth
+        ),
+        "pairs": markdown(["zones", "saved against each for itself, %", "work moved, %"], pairs),
+    }
+
+
 def demo_tables(found: Mapping[str, Any]) -> dict[str, str]:
     """Tables of `trefoil demo --simulated --json > out/demo/simulated.json` by name."""
     equal, as_it_ran = found["saving_pct"], found["saving_uncorrected_pct"]
@@ -111,6 +146,18 @@ def summary() -> str:
     for one in dispatcher["limits"]:
         shown, asked = f"{one['value']:.2f} {one['unit']}", f"at most {one['limit']:g}"
         row(dispatcher, f"dispatcher: {one['what']}", shown, asked, _kept(one["passed"]))
+    of_jobs = kept_of("jobs")
+    away, once = (
+        [found(case) for case in of_jobs["cases"]]
+        for found in (jobs.distance_pct, lambda case: jobs.saved_pct(case, "at_once"))
+    )
+    spread = f"{statistics.fmean(once):+.1f} % ({min(once):+.1f} to {max(once):+.1f}, {len(once)} cases)"
+    row(of_jobs, "jobs: grams saved against `at_once`", spread)
+    mean = statistics.fmean(away)
+    asked = f"at most {jobs.WITHIN_PCT:g} %"
+    row(of_jobs, "jobs: above perfect knowledge, mean", f"{mean:.1f} %", asked, _kept(mean <= jobs.WITHIN_PCT))
+    late_h = sum(case["rules"]["planned"]["late_h"] for case in of_jobs["cases"])
+    row(of_jobs, "jobs: overdue device hours", f"{late_h:g}", "0", _kept(not late_h))
     return markdown(["what", "figure", "asked", "verdict", "command", "commit"], rows)
 
 
@@ -162,6 +209,7 @@ STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, 
     "muserve_scheduler": (Path("out/reproduce/muserve_scheduler/summary.json"), scheduler_tables),
     "demo": (Path("out/demo/simulated.json"), demo_tables),
     "planner": (Path("out/bench/planner.json"), planner_tables),
+    "jobs": (Path("out/bench/jobs.json"), jobs_tables),
     "dispatcher": (Path("out/bench/dispatcher.json"), dispatcher_tables),
     "infadapter": (Path("out/reproduce/infadapter/summary.json"), infadapter_tables),
 }
