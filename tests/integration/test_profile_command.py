@@ -108,23 +108,25 @@ async def test_a_cpu_slice_is_profiled_through_its_agent_and_the_file_loads(clus
     assert await cluster.slices() == {}  # the node is left empty
 
 
-async def test_joules_come_from_the_agents_counters_and_a_simulated_gpu_is_called_synthetic(tmp_path):
+async def test_joules_come_from_the_agents_counters_at_a_clock_and_under_a_power_limit(tmp_path):
     async with AgentCluster(quiet_probe_s=1, ready_timeout_s=60) as one:
         out = tmp_path / "profile.csv"
-        where = ["--agent", one.target, "--slices", "1g.5gb", "--repository", str(only(tmp_path, "digits-l"))]
-        quick = ["--batches", "1", "--rates", "", "--window", "0.5", "--clocks", "1005", "--out", str(out), "--json"]
-        code, _, error = await trefoil(*where, *quick)
+        where = ["--agent", one.target, "--slices", "7g.40gb", "--repository", str(only(tmp_path, "digits-l"))]
+        quick = ["--batches", "1", "--rates", "", "--window", "0.5", "--out", str(out), "--json"]
+        code, _, error = await trefoil(*where, *quick, "--clocks", "1005", "--limits", "120")
     assert code == 0, error
     folder = MODELS / "digits"
     _, rows = load_family(tmp_path / "digits", out)
-    assert len(rows) == 1
+    limited, clocked = rows
+    assert (clocked.clock_mhz, limited.clock_mhz) == (1005, -120)
+    assert limited.power_w <= 120.0
     for row in rows:
         assert row.provenance is not None
-        assert row.provenance.basis == Basis.SYNTHETIC
-        assert row.clock_mhz == 1005
+        assert row.provenance.basis == Basis.SYNTHETIC, "on a simulated GPU"
         _, shipped = load_family(folder)
-        wanted = next(r for r in shipped if (r.slice_type, r.variant, r.batch) == ("1g.5gb", row.variant, 1))
+        wanted = next(r for r in shipped if (r.slice_type, r.variant, r.batch) == ("7g.40gb", row.variant, 1))
         print(
             row.variant, row.latency_ms_p50, row.energy_active_j_per_batch, row.power_w, "at 1410 MHz:", wanted.power_w
         )
+        assert row.latency_ms_p50 > 1.1 * wanted.latency_ms_p50
         assert 0.2 * wanted.power_w < row.power_w < 1.2 * wanted.power_w
