@@ -493,8 +493,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_device_drift",
         "gauge",
-        "Differences between hardware and plan: foreign instances, clocks or power limits that others changed or that do "
-        "not hold.",
+        "Differences between hardware and plan: foreign instances, clocks or power limits that others changed or that "
+        "do not hold.",
         ("device", "kind"),
         POWER_AGENT,
     ),
