@@ -33,7 +33,7 @@ def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -
     _check(wanted, slots)
     expected = [job for job in wanted if job.arrives_at_s > now_s]
     wanted = [job for job in wanted if job.arrives_at_s <= now_s]
-    lots = lots_of(wanted, slots)
+    lots = lots_of(wanted, slots, now_s)
     shares = _portions(found := _divided(wanted, expected, slots, now_s), now_s)
     until_s = max((slot.carbon.ends_at_s for slot in slots), default=now_s)
     without = {job.job_id: lot.short_of for lot in lots if not lot.options for job in lot.jobs}
@@ -54,7 +54,7 @@ def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -
 def _divided(here: list[PendingJob], expected: list[PendingJob], slots: Sequence[Slot], now_s: float) -> Division:
     """Division with what is expected, where that leaves all in time; else of what is here."""
     for jobs in (here + expected, here) if expected else (here,):
-        lots = tuple(lot for lot in lots_of(jobs, slots) if lot.options)
+        lots = tuple(lot for lot in lots_of(jobs, slots, now_s) if lot.options)
         if not lots:
             return Division((), (), {}, {})
         found = JobsProgram(lots, now_s).in_time()

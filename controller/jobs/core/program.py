@@ -83,12 +83,14 @@ class Division:
     """Grams of idle and wake-up joules by place."""
 
 
-def lots_of(jobs: Iterable[PendingJob], slots: Sequence[Slot]) -> tuple[Lot, ...]:
-    """Lots of jobs with the options that each has; a job with a limit of grams is a lot by itself."""
+def lots_of(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> tuple[Lot, ...]:
+    """Lots of jobs with the options that each has; a job with a limit of grams is a lot by itself. Jobs that are only
+    expected are in other lots than those that are here, whose work cannot stand in for theirs."""
 
     def alike(job: PendingJob) -> tuple[object, ...]:
         alone = job.job_id if math.isfinite(job.grams_left) else ""
-        return (-job.priority, job.family, job.zones, job.transfer_j, job.accuracy_floor, alone)
+        here = job.arrives_at_s <= now_s
+        return (-job.priority, job.family, job.zones, job.transfer_j, job.accuracy_floor, alone, here)
 
     def in_order(job: PendingJob) -> tuple[object, ...]:
         return (*alike(job), job.complete_by_s, job.job_id)

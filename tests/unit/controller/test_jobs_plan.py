@@ -42,6 +42,11 @@ def test_one_device_for_two_hours_is_woken_rather_than_two_for_one():
         assert {at: hours for (_, at, _), hours in hours_of(plan).items()} == expected
 
 
+def test_a_wake_up_counts_in_the_grams_of_the_jobs_that_it_serves():
+    plan = plan_jobs([job(by=1)], [hour(0, 360, awake=0, asleep=1, wake_j=1e5)], 0.0)
+    assert plan.prospects[0].grams == plan.grams == pytest.approx((36_000 * 13 + 1e5) / 1e4)
+
+
 def test_devices_are_woken_whole_in_the_slot_that_has_begun():
     """0.2 hours do not pay for a whole device's 30 W where the next hour is 5 % dearer; 0.9 hours do."""
     slots = [hour(0, 200, awake=0, asleep=1), hour(1, 210, awake=0, asleep=1)]
@@ -59,6 +64,17 @@ def test_jobs_that_are_expected_hold_their_place():
     plan = plan_jobs([job(by=3), job("b", by=2, arrives_at_s=HOUR)], slots, 0.0)
     assert hours_of(plan) == {("here", 2, "awake"): 1.0}
     assert [one.job_id for one in plan.prospects] == ["a"]
+
+
+def test_jobs_that_are_expected_run_when_they_are_here():
+    """The job expected at hour 1 can only have hour 1: the hour before it is no use to it, nor taken for it."""
+    other = job("b", by=2, arrives_at_s=HOUR)
+    assert hours_of(plan_jobs([job(by=3), other], [hour(0, 250), hour(1, 300), hour(2, 200)], 0.0)) == {
+        ("here", 2, "awake"): 1.0
+    }
+    assert hours_of(plan_jobs([job(by=3), other], [hour(0, 100), hour(1, 300), hour(2, 200)], 0.0)) == {
+        ("here", 0, "awake"): 1.0
+    }
 
 
 def test_what_is_expected_makes_no_job_late():

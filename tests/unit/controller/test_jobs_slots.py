@@ -10,6 +10,7 @@ from controller.jobs.core.slots import FULL, LoadAhead, slots_of
 from controller.planners.base import BasePlanner
 from tests.support.planning import NOW_S, SERIES, applied, fleet, objective, view
 from trefoil.core.carbon import CarbonBand, CarbonForecast
+from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
 from trefoil.core.jobs.planned import PendingJob
@@ -31,6 +32,21 @@ def served(gpus=2, asleep=1, **changes):
         for n in nodes
     )
     return dataclasses.replace(empty, fleet=dataclasses.replace(awake, nodes=(*awake.nodes, *nodes)), current=plan)
+
+
+def with_another(before, family):
+    """The fleet with one more family on every slice."""
+    nodes = []
+    for node in before.nodes:
+        devices = []
+        for device in node.devices:
+            slices = tuple(
+                dataclasses.replace(one, hosted=(*one.hosted, dataclasses.replace(one.hosted[0], family=family)))
+                for one in device.slices
+            )
+            devices.append(dataclasses.replace(device, slices=slices))
+        nodes.append(dataclasses.replace(node, devices=tuple(devices)))
+    return dataclasses.replace(before, nodes=tuple(nodes))
 
 
 def test_slices_that_stand_have_what_requests_leave_over():
@@ -75,8 +91,18 @@ def test_what_jobs_cannot_use_is_left_out():
     silent = served()
     silent = dataclasses.replace(silent, fleet=dataclasses.replace(silent.fleet, stale=frozenset({"node0", "cold"})))
     assert slots_of(silent, HOUR, START_S)[0].pools == ()
-    other = served(wanted=[objective()], asleep=0)
-    assert len(slots_of(other, HOUR, START_S)[0].pools) == 1
+    known = served(asleep=0)
+    assert len(slots_of(known, HOUR, START_S)[0].pools) == 1
+    only = known.catalog.families[0]
+    both = (only, dataclasses.replace(only, name="figures"))
+    rows = (*known.catalog.rows, *(dataclasses.replace(row, family="figures") for row in known.catalog.rows))
+    shared = dataclasses.replace(
+        known, catalog=Catalog(both, rows), current=None, objectives=(objective(), objective(family="figures")),
+        fleet=with_another(known.fleet, "figures"),
+    )  # fmt: skip
+    assert slots_of(shared, HOUR, START_S)[0].pools == ()
+    streams = dataclasses.replace(known.catalog, families=(dataclasses.replace(only, generative=True),))
+    assert slots_of(dataclasses.replace(known, catalog=streams), HOUR, START_S)[0].pools == ()
 
 
 def test_a_job_is_planned_from_a_view():
