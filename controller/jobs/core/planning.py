@@ -34,7 +34,7 @@ def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -
     expected = [job for job in wanted if job.arrives_at_s > now_s]
     wanted = [job for job in wanted if job.arrives_at_s <= now_s]
     lots = lots_of(wanted, slots, now_s)
-    shares = _portions(found := _divided(wanted, expected, slots, now_s), now_s)
+    shares = _portions(found := _divided(wanted, expected, slots, now_s))
     until_s = max((slot.carbon.ends_at_s for slot in slots), default=now_s)
     without = {job.job_id: lot.short_of for lot in lots if not lot.options for job in lot.jobs}
     prospects = tuple(
@@ -91,7 +91,7 @@ class _Left:
     portions: list[Portion] = field(default_factory=list)
 
 
-def _portions(found: Division, now_s: float) -> dict[str, list[Portion]]:
+def _portions(found: Division) -> dict[str, list[Portion]]:
     """Portions by job: each lot's items in the order of time, to the earliest deadline first."""
     used_s: dict[tuple[str, str, float], float] = defaultdict(float)
     for lot, amounts in zip(found.lots, found.items, strict=True):
@@ -103,9 +103,8 @@ def _portions(found: Division, now_s: float) -> dict[str, list[Portion]]:
         in_time = sorted(zip(lot.options, amounts, strict=True), key=lambda one: one[0].slot.carbon.ends_at_s)
         for option, items in in_time:
             added_g = found.added_g.get(option.place, 0.0) / max(used_s[option.place], CRUMB) * option.cost.device_s
-            begins_s = max(now_s, option.slot.carbon.starts_at_s)
             for left in waiting:
-                part = min(items, left.items) if left.job.arrives_at_s <= begins_s else 0.0
+                part = min(items, left.items)
                 if part > CRUMB:
                     carbon = option.slot.carbon
                     left.portions.append(
