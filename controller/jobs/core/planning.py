@@ -18,6 +18,8 @@ from trefoil.core import errors
 from trefoil.core.jobs.planned import FlexibleDemand, JobsPlan, PendingJob, Portion, Prospect, Shortage, Slot
 
 CRUMB: Final = 1e-3  # items: less is the solver's tolerance
+POOL: Final = ("free_s", "sure_s", "idle_w", "wake_j", "woken")
+COST: Final = ("device_s", "active_j")
 
 
 def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> JobsPlan:
@@ -26,7 +28,7 @@ def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -
     Nothing is dropped: what cannot be in time is planned late, what has no place is counted in its prospect.
 
     Raises:
-        errors.InvalidInput: two jobs of one id, or slots of a zone that overlap.
+        errors.InvalidInput: two jobs of one id, slots of a zone that overlap, or a number that cannot be.
         CpuLimitHit, NothingFound: the solver gave up; the last plan stays.
     """
     wanted = sorted(jobs, key=lambda job: job.job_id)
@@ -80,6 +82,16 @@ def _check(jobs: Sequence[PendingJob], slots: Sequence[Slot]) -> None:
                 remedy="give a zone's slots in order, each after the one before",
             )
         ends[slot.zone] = slot.carbon.ends_at_s
+        numbers = {"carbon.p50_g_per_kwh": slot.carbon.p50_g_per_kwh, "pue": slot.pue}
+        for pool in slot.pools:
+            numbers |= {f"{pool.name}.{name}": getattr(pool, name) for name in POOL}
+            numbers |= {f"{pool.name}.{c.family}.{name}": getattr(c, name) for c in pool.costs for name in COST}
+        for name, number in numbers.items():
+            if not 0 <= number < math.inf or (number == 0 and name.endswith(".device_s")):
+                remedy = "leave out what is not known"
+                raise errors.InvalidInput(
+                    f"not a number of zone {slot.zone!r} to plan with", field=name, value=number, remedy=remedy
+                )
 
 
 @dataclass(slots=True)

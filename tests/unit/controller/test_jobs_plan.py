@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -193,3 +194,17 @@ def test_equal_ids_and_overlapping_slots_are_refused():
         plan_jobs([job(), job()], [hour(0, 100)], 0.0)
     with pytest.raises(InvalidInput, match="overlap"):
         plan_jobs([job()], [hour(0, 100), hour(0, 100)], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("slot", "field"),
+    [
+        (hour(0, math.nan), "carbon.p50_g_per_kwh = nan"),
+        (hour(0, 100, awake=-1), "awake.free_s = -3600.0"),
+        (hour(0, 100, awake=0, asleep=1, wake_j=math.inf), "asleep.wake_j = inf"),
+        (hour(0, 100, cost=dataclasses.replace(COST, device_s=0.0)), "awake.digits.device_s = 0.0"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_by_its_name(slot, field):
+    with pytest.raises(InvalidInput, match=re.escape(field)):
+        plan_jobs([job()], [slot], 0.0)
