@@ -30,6 +30,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.dispatching import Plane
 from tests.support.failing_disk import fill, small_disk
+from tests.support.ports import free_ports
 from tests.support.redis_server import RedisServer
 from tests.support.triton_process import TritonProcess, expected, heldout, hosted
 from tests.support.workers import Dispatcher
@@ -140,7 +141,7 @@ class Machines:
     async def start_dispatcher(self, name: str) -> Dispatcher:
         """One dispatcher more, that shares the jobs folder."""
         self._number += 1
-        peer = f"127.0.0.1:{10_000 + 7 * self._number}"
+        peer = f"127.0.0.1:{free_ports(1)[0]}"
         one = Dispatcher(
             self.folder, self.redis.url, "jobs", 1, f"{name}{self._number}", jobs_dir=str(self.jobs_dir), drain_s=0.0,
             peer_address=peer,

@@ -2,18 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dispatcher.jobs.core.job import Job
-from dispatcher.jobs.core.reserve import SEEN_MIN, SHARE_MIN, Reserve, Waiting, allowed_share
+from dispatcher.jobs.core.reserve import SHARE_MIN, Reserve, Waiting, allowed_share, expected_delayed
 from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.membership import WorkerId
 from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.demand import LoadWindow
 from trefoil.core.fleet import SliceKey
-from trefoil.core.latency import EMPTY, Histogram, merge, quantile_ms
+from trefoil.core.latency import EMPTY, Histogram, merge
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import RouteTarget
 
@@ -21,6 +21,9 @@ RATE_MEMORY_S: Final = 5.0
 RATE_MIN_PER_S: Final = 0.01
 LOOKED_S: Final = 1.0
 LATENCIES_S: Final = 60.0
+DELAYED_MIN: Final = 1e-6  # fewer are none
+Size = tuple[int, float]
+"""Rows of a batch, and how long it takes [s]."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class IdleSlices:
         self._reserve = Reserve()
         self._arrivals: dict[WorkerId, _Arrivals] = {}
         self._latencies: dict[str, _Latencies] = {}
+        self._shares: dict[tuple[str, int], float] = {}
         self._batch_s: dict[str, float] = {}  # by family: how long its last batch was expected to take
         self._since_s = math.inf  # when the first window came: before, nothing is known of the load
 
@@ -75,12 +79,13 @@ class IdleSlices:
             counts[family] += cell.arrived
             if cell.latency.total:
                 self._latencies.setdefault(family, _Latencies(now_s)).add(cell.latency, now_s)
+        self._shares.clear()
         keep = max(0.0, 1.0 - length_s / RATE_MEMORY_S)
         for family in {*arrivals.mean_per_s, *counts}:
             mean = arrivals.mean_per_s.get(family, 0.0) * keep + (1 - keep) * counts[family] / length_s
             arrivals.mean_per_s[family] = mean if mean > RATE_MIN_PER_S else 0.0
             arrivals.rate_per_s[family] = max(mean, counts[family] / length_s)  # a rise counts at once
-            self._reserve.on_arrivals(family, mean * length_s, self._share(family))
+            self._reserve.on_arrivals(family, mean * length_s, self._share(family, self._batch_s.get(family, 0.0)))
 
     def rate_per_s(self, family: str, others: bool = False) -> float:
         """Interactive arrivals of a family, at all workers or at the others."""
@@ -89,26 +94,35 @@ class IdleSlices:
         )
         return sum(rates)
 
-    def p95_s(self, family: str) -> float:
-        """95th percentile of the latencies of late [s]; 0.0: too few are known."""
-        known = self._latencies.get(family)
-        return quantile_ms(known.seen, 0.95) / 1e3 if known is not None and known.seen.total >= SEEN_MIN else 0.0
+    def _share(self, family: str, batch_s: float) -> float:
+        """Share of its requests that batches of a length may delay, to the nearest eighth of an octave."""
+        step = round(8 * math.log2(max(batch_s, 1e-6)))
+        if (share := self._shares.get((family, step))) is None:
+            known = self._latencies.get(family)
+            share = SHARE_MIN if known is None else allowed_share(known.seen, 1e3 * 2 ** (step / 8))
+            self._shares[family, step] = share
+        return share
 
-    def _share(self, family: str) -> float:
-        """Share of its requests that jobs may delay."""
-        known, batch_s = self._latencies.get(family), self._batch_s.get(family)
-        return SHARE_MIN if known is None or batch_s is None else allowed_share(known.seen, 1e3 * batch_s)
-
-    def take(self, targets: Iterable[RouteTarget], batch_s: Callable[[RouteTarget], float]) -> RouteTarget | None:
-        """Slice for a batch that takes so long there, charged to the requests that it may delay; None: none of them may
-        be taken now."""
+    def take(
+        self, targets: Iterable[RouteTarget], sizes_of: Callable[[RouteTarget], Sequence[Size]]
+    ) -> tuple[RouteTarget, int] | None:
+        """Slice for a batch and its rows, charged to the requests that it may delay; None: none may start now. Of the
+        sizes that a slice may have, that which answers most items for the requests that it delays."""
         if self._clock.monotonic_s() - self._since_s < LOOKED_S:
             return None
         for target in targets:
-            waiting, length_s = self._waiting(target), batch_s(target)
-            self._batch_s.update(dict.fromkeys((one.queue for one in waiting), length_s))
-            if self._reserve.try_start(waiting, length_s):
-                return target
+            waiting = self._waiting(target)
+
+            def worth(size: Size, waiting: Sequence[Waiting] = waiting) -> float:
+                rows, batch_s = size
+                delayed = sum(expected_delayed(one.rate_per_s, batch_s, one.idle) for one in waiting)
+                share = min((self._share(one.queue, batch_s) for one in waiting), default=1.0)
+                return rows * share / max(delayed, DELAYED_MIN)
+
+            rows, batch_s = max(sizes_of(target), key=worth)
+            self._batch_s.update(dict.fromkeys((one.queue for one in waiting), batch_s))
+            if self._reserve.try_start(waiting, batch_s):
+                return target, rows
         return None
 
     def idle(self, job: Job, busy: Collection[SliceKey]) -> list[RouteTarget]:

@@ -19,7 +19,7 @@ from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.core.pace import Allowance, Pace
 from dispatcher.jobs.folder import OwnedJob
-from dispatcher.jobs.idle_slices import IdleSlices
+from dispatcher.jobs.idle_slices import IdleSlices, Size
 from dispatcher.request.admission import Caller, Request, StatusError
 from dispatcher.request.contracts import Contract
 from dispatcher.request.idle import NotIdle
@@ -45,7 +45,7 @@ DISK_RETRY_S: Final = 1.0
 ATTEMPTS_MAX: Final = 5
 RETRY_S: Final = 0.5  # after the first failure of an item; then twice as long each time
 SLO_SHARE: Final = 0.2  # longest batch beside interactive requests, of their latency objective
-P95_SHARE: Final = 0.25  # and of their 95th percentile: short batches may be many
+TRIED: Final = 1.25  # by which a batch of twice the rows is taken to be longer, before one was seen
 BATCH_MAX_S: Final = 0.25  # longest batch where no requests come
 BATCH_UNKNOWN_S: Final = 0.02  # beside requests without an objective
 FINAL: Final = frozenset(
@@ -111,10 +111,11 @@ class JobRun:
         self._ripen(now_s)
         while not self._blocked() and self._ready and may_begin >= 1:
             targets = self._affordable(self._idle.idle(self.job, {*busy, *self._running}))
-            target = self._idle.take(targets, self._batch_s)
-            if target is None:
+            taken = self._idle.take(targets, self._sizes)
+            if taken is None:
                 break
-            batch = self._form(max(1, int(min(self._rows(target), may_begin, self._affordable_items(target)))))
+            target, rows = taken
+            batch = self._form(max(1, int(min(rows, may_begin, self._affordable_items(target)))))
             self._allowance.spend(len(batch))
             may_begin = self._allowance.items
             name = f"batch of {self.job.id}"
@@ -165,26 +166,21 @@ class JobRun:
         prices = [price for each in self._idle.allowed(self.job) if (price := self._price_g(each)) is not None]
         return bool(prices) and self.owned.ledger.grams + min(prices) > self.job.grams_max
 
-    def _rows(self, target: RouteTarget) -> int:
-        """Rows of a batch: the most, doubled from one, that do not take too long."""
+    def _sizes(self, target: RouteTarget) -> list[Size]:
+        """Sizes that a batch may have: doubled from one row as long as they do not take too long."""
         objective = self._local.routing.table.objectives.get(self.job.family)
         limit_s = BATCH_MAX_S
         if self._idle.rate_per_s(self.job.family) > 0:
             slo_ms = objective.slo_ms if objective is not None else 0.0
             limit_s = SLO_SHARE * slo_ms / 1e3 if slo_ms else BATCH_UNKNOWN_S
-            if p95_s := self._idle.p95_s(self.job.family):
-                limit_s = min(limit_s, P95_SHARE * p95_s)
-        rows = 1
-        while 2 * rows <= self._taken.rows_max and self._expected_s(target, 2 * rows) <= limit_s:
-            rows *= 2
-        return rows
-
-    def _batch_s(self, target: RouteTarget) -> float:
-        return self._expected_s(target, self._rows(target))
-
-    def _expected_s(self, target: RouteTarget, rows: int) -> float:
-        usual_s = self._local.health.evidence.times.usual_s(target.slice, target.variant, rows)
-        return usual_s or self._local.costs.expected_s(self.job.family, rows)
+        times, place = self._local.health.evidence.times, (target.slice, target.variant)
+        found = [(1, times.usual_s(*place, 1) or self._local.costs.expected_s(self.job.family, 1))]
+        while (rows := 2 * found[-1][0]) <= self._taken.rows_max:
+            batch_s = times.usual_s(*place, rows) or TRIED * found[-1][1]
+            if batch_s > limit_s:
+                break
+            found.append((rows, batch_s))
+        return found
 
     def _form(self, rows_max: int) -> list[Item]:
         """The next items that go to a slice together."""
