@@ -5,26 +5,32 @@ import json
 import os
 import re
 import shutil
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2 as pb
 from typer.testing import CliRunner
 
 from dispatcher.jobs import job_run
 from dispatcher.jobs.core.job import JobState
 from protos.dispatcher.v1 import jobs_pb2
-from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
+from tests.support.dispatching import VARIANTS, DispatcherSystem, Plane, dispatcher_system, until
 from tests.support.fake_triton import BACKEND, FakeTriton
 from tests.support.job_serving import Jobs, digit, item, jobs_of, messages
-from tests.unit.dispatcher.worlds import key
+from tests.support.workers import Dispatcher
+from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from trefoil.api.jobs import Jobs as JobsClient
 from trefoil.cli.main import app
 from trefoil.core.common import Basis
 from trefoil.core.demand import JOB_CLASS
 from trefoil.core.energy import ReceiptRate
+from trefoil.core.errors import TrefoilError
+from trefoil.runtime.clock import WallClock
 
 pytestmark = pytest.mark.integration
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d ")
@@ -388,3 +394,84 @@ async def test_by_commands(system, jobs, tmp_path):
     assert "is no job. Remedy: " in await trefoil(jobs, "show", "ghost", code=2)
     soon = await trefoil(jobs, "submit", "digits", str(file), "--complete-by", "soon", code=2)
     assert "--complete-by = 'soon': not a time. Remedy: write 2026-11-20T12:00Z, or how long it may take" in soon
+
+
+async def test_any_worker_answers_for_jobs_and_a_killed_owner_is_replaced(shared_redis, state, tmp_path):
+    """Two worker processes behind one admin port: whichever is asked knows, and the one that owns is killed."""
+    async with FakeTriton(version=1, latency_s=0.01) as first, FakeTriton(version=4, latency_s=0.01) as second:
+        plane = Plane(state)
+        slices = [first, second]
+        named = [VARIANTS[one.version] for one in slices]
+        await plane.node(node([status(n, one.target, variant=named[n]) for n, one in enumerate(slices)]))
+        await plane.plan(plan([route([target(n, name, 0.5) for n, name in enumerate(named)])], 1))
+        dispatcher = Dispatcher(tmp_path, shared_redis.url, state.keys.cluster, 2, "d")
+        await dispatcher.start()
+        async with triton.InferenceServerClient(dispatcher.inference) as client:
+            await dispatcher.serving(client)
+        client = JobsClient.connect(dispatcher.admin_address)
+        images = np.zeros((900, 8, 8), np.uint8)
+        images[:, 0, 0] = np.arange(900) % 10
+        by_s = WallClock().now_s() + 600
+        await asyncio.to_thread(lambda: client.submit("digits", {"IMAGE": images}, complete_by_s=by_s, id="a"))
+        async with asyncio.timeout(60):
+            while not (before := await asyncio.to_thread(client.get, "a")).answered:
+                await asyncio.sleep(0.05)
+        place = int(before.owner.rpartition(":")[2]) % 1000
+        os.kill(dispatcher.pids()[place], signal.SIGKILL)
+        again = JobsClient.connect(dispatcher.admin_address)  # the connection may have been with the one that is dead
+        async with asyncio.timeout(90):
+            while not (now := await asyncio.to_thread(again.get, "a")).ended:
+                await asyncio.sleep(0.1)
+        assert (now.state, now.answered, now.failed) == ("done", 900, 0)
+        results = await asyncio.to_thread(lambda: list(again.results("a")))
+        assert [r.item for r in results] == list(range(900))
+        assert [r.answer.outputs["PROBABILITIES"].argmax() for r in results if r.answer] == [n % 10 for n in range(900)]
+        await dispatcher.stop()
+
+
+async def test_tokens_guard_jobs(state, tmp_path):
+    guarded = {"token": "control", "read_token": "read", "front_open": True}
+    async with (
+        dispatcher_system(state, tmp_path, FakeTriton(version=1), **guarded) as system,
+        jobs_of(system.running, state) as jobs,
+    ):
+        by_s, images = WallClock().now_s() + 60, {"IMAGE": np.zeros((3, 8, 8), np.uint8)}
+
+        def submit(token: str) -> str:
+            client = JobsClient.connect(jobs.address, token=token)
+            try:
+                client.submit("digits", images, complete_by_s=by_s, id="a")
+            except TrefoilError as error:
+                return str(error)
+            finally:
+                client.close()
+            return "accepted"
+
+        assert "UNAUTHENTICATED" in await asyncio.to_thread(submit, "")
+        assert "this token may only read" in await asyncio.to_thread(submit, "read")
+        assert jobs.folder.ids() == []
+        assert await asyncio.to_thread(submit, "control") == "accepted"
+        reader = JobsClient.connect(jobs.address, token="read")
+        assert [one.id for one in await asyncio.to_thread(reader.all)] == ["a"]
+        assert (await asyncio.to_thread(lambda: list(reader.watch("a"))))[-1].answered == 3
+
+
+async def test_answers_are_booked_to_the_jobs_tenant(state, tmp_path):
+    file = tmp_path / "tenants.toml"
+    file.write_text(f'[[tenant]]\nname = "blue"\ntoken_sha256 = "{"0" * 64}"\n')
+    async with (
+        dispatcher_system(state, tmp_path, FakeTriton(version=1), tenants_file=file) as system,
+        jobs_of(system.running, state) as jobs,
+    ):
+        windows = system.running.loop.subscribe()
+        await jobs.submit(items(20), id="a", tenant="blue")
+        assert "tenant = 'red': is no tenant. Remedy: use one of: blue" in await refused(
+            jobs.stub.Submit(messages(items(1), tenant="red"))
+        )
+        assert (await jobs.ended("a")).answered == 20
+        cells = []
+        while sum(cell.items for cell in cells) < 20:
+            cells += (await asyncio.wait_for(windows.get(), 30)).cells
+        assert {cell.key.tenant for cell in cells if cell.answered} == {"blue"}
+        assert [one.job.id for one in (await jobs.stub.List(jobs_pb2.ListRequest(tenant="blue"))).jobs] == ["a"]
+        assert not (await jobs.stub.List(jobs_pb2.ListRequest(tenant="red"))).jobs
