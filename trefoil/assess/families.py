@@ -227,10 +227,10 @@ def family_name(text: str) -> str:
 
 def _quantiles_ms(model: FoundModel, ms: float) -> tuple[float, float, float]:
     """Quantiles of the service time: of an engine that decodes together as its requests scatter, else near the mean."""
-    p50, p95, p99 = (Point(ms, CV, 0.0).quantile_ms(name) for name in NORMAL_QUANTILES)
+    found = [Point(ms, CV, 0.0).quantile_ms(name) for name in NORMAL_QUANTILES]
     if model.engine == "vllm" and model.latency_ms and model.request_ms:
-        p50, p95, p99 = (max(LEAST_MS, model.latency_ms[q] * ms / model.request_ms) for q in (0.5, 0.95, 0.99))
-    return p50, p95, p99
+        found = [max(LEAST_MS, model.latency_ms[q] * ms / model.request_ms) for q in (0.5, 0.95, 0.99)]
+    return found[0], found[1], found[2]
 
 
 def _scaled(point: ProfilePoint, t: float, e: float) -> ProfilePoint:

@@ -240,8 +240,11 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
             found.gauges[quantity] = float(np.median(gauge[1]))
     watts, activity = _gauge(series, "watts"), _gauge(series, "activity")
     parts, factor = _best(series, "joules")
-    found.basis = parts[0].name.removesuffix("_total") if parts else "power, integrated" if watts else "none"
-    if parts and parts[0].name.startswith("nv_"):  # of two servers on it each counts since its own start
+    by_triton = bool(parts) and parts[0].name.startswith("nv_")
+    found.basis = (
+        f"counter of {'Triton' if by_triton else 'DCGM'}" if parts else "power, integrated" if watts else "none"
+    )
+    if by_triton:  # of two servers on it each counts since its own start
         each = [increases(one.times_s, factor * one.values, edges) for one in parts]
         found.joules, found.covered_s = (np.max([pair[n] for pair in each], axis=0) for n in (0, 1))
     elif parts:

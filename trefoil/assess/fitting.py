@@ -62,10 +62,8 @@ class FleetCosts:
 
 def fit_boards(found: Found, table_idle_w: Mapping[str, float]) -> dict[str, BoardFit]:
     """Fit of each board, by its name. `table_idle_w`: idle watts where neither a sample nor a fit says them."""
-    boards = defaultdict[str, list[FoundDevice]](list)
-    for device in found.devices.values():
-        boards[device.board].append(device)
-    return {board: _fit(found, devices, table_idle_w.get(board, 0.0)) for board, devices in boards.items()}
+    every = found.devices.values()
+    return {board: _fit(found, [d for d in every if d.board == board], w) for board, w in table_idle_w.items()}
 
 
 def _fit(found: Found, devices: Sequence[FoundDevice], table_w: float) -> BoardFit:

@@ -49,6 +49,10 @@ def open_client(
     except (OSError, ssl.SSLError) as error:
         remedy = "name a PEM file with certificates"
         raise system_error(SettingError, error, "be read", tls_ca, field="--tls-ca", remedy=remedy) from error
+    if not f"{token}{user}{headers}".isascii():
+        raise SettingError(
+            "not ASCII", field="--token-file, --user, --header", remedy="write them as HTTP can send them"
+        )
     own = {"User-Agent": "trefoil-assess"} | ({"Authorization": f"Bearer {token}"} if token and not user else {})
     auth = httpx.BasicAuth(user, token) if user else None
     return httpx.Client(verify=trust, headers=own | dict(headers or {}), auth=auth, timeout=TIMEOUT_S)
@@ -60,15 +64,17 @@ class Asked:
 
     requests: int = 0
     samples: int = 0
-    bytes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.requests:,} requests, {self.samples:,} samples, {self.bytes / 1e6:,.1f} MB"
+        return f"{self.requests:,} requests, {self.samples:,} samples"
 
 
 def base_url(url: str, option: str) -> str:
     """URL without a last slash; raises SettingError: it is no http(s) URL, or holds a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SettingError("is no URL", field=option, value=url, remedy="write http://host:9090 or https://host/prefix")
     if parts.username or parts.password:
@@ -101,7 +107,6 @@ def get(
             raise Untrusted(f"TLS fails ({words})", field=option, value=url, remedy=remedy) from error
         remedy = "correct the address, or start it"
         raise Unavailable(f"cannot be reached ({words})", field=option, value=url, remedy=remedy) from error
-    asked.bytes += len(body)
     if answer.status_code != 200:
         status = 302 if 300 <= answer.status_code < 400 else answer.status_code
         words = f" ({words[:MESSAGE_MAX]})" if (words := error_message(bytes(body))) else ""

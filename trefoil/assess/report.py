@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 YEAR_S: Final = 365.25 * DAY_S
-Table = tuple[str, str, list[tuple[str, ...]]]
 DEVICE_COLUMNS: Final = "device|host|board|slices|mean W|idle W|active|J|joules by"
 MODEL_COLUMNS: Final = "model|servers|requests/s|batch|service ms|p95 ms|J/request|mg/request|J|g|idle"
 SAVING_COLUMNS: Final = "lever|saves|of seeds|g saved|p95 ms|in SLO|accuracy|what is risky, or why none"
@@ -28,7 +27,7 @@ def headline(one: Assessment) -> str:
     )
 
 
-def tables(one: Assessment) -> list[Table]:
+def tables(one: Assessment) -> list[tuple[str, str, list[tuple[str, ...]]]]:
     """Tables: title, columns, rows."""
     devices, models = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for name, device in one.found.devices.items():
@@ -36,7 +35,7 @@ def tables(one: Assessment) -> list[Table]:
         active = "-" if device.activity is None else f"{device.activity:.0%}"
         idle = f"{fit.idle_w:.1f} ({fit.idle_basis})"
         cells = (slices or "whole", f"{device.mean_w:.1f}", idle, active, f"{device.joules.sum():.4g}", device.basis)
-        devices.append((name, device.host, device.board or "-", *cells))
+        devices.append((name, device.host, device.board.removeprefix("NVIDIA ") or "-", *cells))
     for name, cost in one.costs.by_model.items():
         first: tuple[str, ...] = ("-",) * 7
         if (model := one.found.models.get(name)) is not None:
@@ -114,12 +113,14 @@ def plot(one: Assessment) -> "Figure":
     power.step(hours, one.costs.joules / found.bin_s, where="post")
     power.axhline(sum(one.costs.fits[device.board].idle_w for device in found.devices.values()), ls="--", lw=1)
     carbon.step(hours, one.costs.intensity, where="post")
-    for axes, label in zip(panels, ("requests/s", "W (-- idle)", "g CO2/kWh, by hours", ""), strict=True):
+    for axes, label in zip(panels, ("requests/s", "W (-- idle)", "g CO2/kWh", ""), strict=True):
         axes.set_ylabel(label)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.set_ylim(bottom=0 if label else None)
     for answer in (answer for answer in one.answers if not answer.why_none):
         apart = [[answer.saving_pct - answer.low_pct], [answer.high_pct - answer.saving_pct]]
         savings.barh(answer.lever, answer.saving_pct, xerr=apart, capsize=3)
+    carbon.set_xlabel("hours")
     savings.set_xlabel("saving, % of grams a request")
     return figure
 
@@ -131,4 +132,4 @@ def html(one: Assessment, about: Mapping[str, Any]) -> str:
     cards = [Card(title, columns.split("|"), rows) for title, columns, rows in tables(one)]
     cards += [Card("Over time", figure=svg_of(plot(one))), Card("What it rests on", lines=notes(one))]
     simulated = "What the fleet costs was read from its own counters. Savings are simulated." if one.answers else ""
-    return page("what the fleet costs, and would save", headline(one), simulated, cards, about)
+    return page("What the fleet costs, and would save", headline(one), simulated, cards, about)

@@ -31,7 +31,7 @@ SPAN_MAX_S: Final = 7 * DAY_S
 COVERED_MIN: Final = 0.5
 LAW_SIGMA: Final = 0.3  # of times on slices that are by the law
 PLANNER: Final = "trefoil.assess.today:AsFound"
-FLUID: Final = {"fidelity": "fluid", "parts": {"planner": {"demand_step": 1.05}}}
+DEMAND_STEPS: Final = (1.05, 1.25)  # to which demand is rounded up, of at most 16 devices and of more
 FLUID_CONTROL: Final = {"move_horizon_s": HOUR_S, "tick_min_s": 6 * HOUR_S}
 
 
@@ -163,7 +163,8 @@ def write_files(out: Path, fleet: PlayedFleet) -> Path:
         families.append(tree | {"arrivals": {"points": points}, "objective": objective})
     tree = {
         "name": "assess", "policy": "exact", "duration_s": float(kept.sum() * found.bin_s),
-        **(FLUID | {"step_s": min(300.0, found.bin_s / 4)} if fluid else {}),
+        **({"fidelity": "fluid", "step_s": min(300.0, found.bin_s / 4)} if fluid else {}),
+        "parts": {"planner": {"demand_step": DEMAND_STEPS[len(fleet.placed) > 16]}} if fluid else {},
         "control": {"pue": terms.pue} | (FLUID_CONTROL if fluid else {}),
         "noise": {"latency": max(o.sigma_ms for o in every), "energy": max(o.sigma_j for o in every)},
         "nodes": [{"name": node, "zone": zone["name"], "devices": kinds} for node, kinds in fleet.nodes.items()],

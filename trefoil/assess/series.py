@@ -98,13 +98,13 @@ def increases(times_s: Floats, values: Floats, edges_s: Floats, gap_s: float = 0
     """Increase of a counter in each bin, and how much of the bin is covered [s].
 
     Linear between samples. A fall is a restart at zero: what it shows after has come since. Pairs of samples further
-    apart than `gap_s` (0: a bin, at least `GAP_MIN_S`) add nothing. `edges_s`: n + 1 ascending edges of n bins.
+    apart than `gap_s` (0: two bins, at least `GAP_MIN_S`) add nothing. `edges_s`: n + 1 ascending edges of n bins.
     """
     if times_s.size < 2:
         return np.zeros(edges_s.size - 1), np.zeros(edges_s.size - 1)
     widths, rises = np.diff(times_s), np.diff(values)
     rises = np.where(rises < 0, values[1:], rises)
-    known = widths <= (gap_s or max(GAP_MIN_S, edges_s[1] - edges_s[0]))
+    known = widths <= (gap_s or max(GAP_MIN_S, 2 * (edges_s[1] - edges_s[0])))
     at = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, rises, 0.0))))))
     covered = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, widths, 0.0))))))
     return at, covered
@@ -120,10 +120,8 @@ def means(times_s: Floats, values: Floats, edges_s: Floats) -> Floats:
 
 
 def merged(parts: Sequence[MetricSeries]) -> tuple[Floats, Floats]:
-    """One counter or gauge of which several label sets tell: its rows of MIG slices and pods, of two scrapers.
-
-    The largest value at each time: a pod that ends leaves its last value behind for minutes.
-    """
+    """One counter or gauge of which several label sets tell (MIG slices, pods, scrapers): the largest value at each
+    time, as a pod that ends leaves its last value behind for minutes."""
     times = np.concatenate([one.times_s for one in parts])
     values = np.concatenate([one.values for one in parts])
     known, place = np.unique(times, return_inverse=True)

@@ -138,6 +138,5 @@ def _client(token_file: Path | None, user: str, header: list[str], tls_ca: Path 
 
     token = read_secret_file(token_file, "--token-file") if token_file else os.environ.get(TOKEN_VARIABLE, "")
     if user and not token:
-        remedy = f"give --token-file or {TOKEN_VARIABLE}"
-        raise SettingError("has no password", field="--user", value=user, remedy=remedy)
+        raise SettingError("no password", field="--user", value=user, remedy=f"--token-file or {TOKEN_VARIABLE}")
     return open_client(token, user, parse_pairs("--header", header), tls_ca)

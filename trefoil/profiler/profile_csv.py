@@ -58,8 +58,7 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True)
 class ProfileProvenance:
-    """Provenance of a profile, for the header of its file. `source`: what made it, where nothing was measured; `basis`:
-    of rows that were not all measured."""
+    """Provenance of a profile, for the header of its file. `source`, `basis`: of what was not, or not all, measured."""
 
     machine: str
     date: str

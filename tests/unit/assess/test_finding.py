@@ -15,7 +15,12 @@ STEP_S = 900.0
 
 
 def costed(found, pue=1.0):
-    return costs(found, fit_boards(found, {}), np.full(found.edges_s.size - 1, 360.0), pue)
+    return costs(
+        found,
+        fit_boards(found, {one.board: 55.0 for one in found.devices.values()}),
+        np.full(found.edges_s.size - 1, 360.0),
+        pue,
+    )
 
 
 @pytest.mark.parametrize(("release", "dcgm"), [("23", ""), ("24", "3"), ("26", "4")])
@@ -150,6 +155,19 @@ def test_a_series_of_two_samples_far_apart_spoils_neither_bins_nor_gaps():
     assert found.models["resnet50:3"].count("requests").sum() == pytest.approx(
         sum(world.requests(n, DAY_S) for n in (0, 1)), rel=1e-6
     )
+
+
+def test_samples_of_each_hour_are_enough():
+    """As a year is read: bins are as wide as the samples are apart."""
+    world, span_s = World(), 20 * DAY_S + 1800.0
+    times = np.arange(0.0, span_s, 3600.0)
+    few = [
+        MetricSeries(s.name, s.labels, BEGIN_S + times, np.interp(times, s.times_s - BEGIN_S, s.values))
+        for s in world.series(20 * DAY_S, DAY_S / 2)
+    ]
+    found = find(few)
+    assert joules(found) == pytest.approx(sum(world.joules(n, times[-1]) for n in (0, 1)), rel=1e-3)
+    assert found.covered_s.sum() == pytest.approx(times[-1], rel=1e-6)
 
 
 def test_a_server_on_two_boards_is_on_both():

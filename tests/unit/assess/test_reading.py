@@ -172,7 +172,7 @@ def test_drops_of_an_answer_end_too(monkeypatch):
         done.set()
 
 
-@pytest.mark.parametrize("url", ["localhost:9090", "ftp://x", "http://", "http://me:secret@host:9090"])
+@pytest.mark.parametrize("url", ["localhost:9090", "ftp://x", "http://", "http://[x", "http://me:secret@host:9090"])
 def test_what_is_no_url_is_refused_without_its_password(url):
     with pytest.raises(SettingError) as raised:
         Prometheus(url, open_client()).read(0.0, 3600.0)
