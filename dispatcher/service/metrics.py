@@ -15,7 +15,7 @@ from typing import Final
 
 from dispatcher.service.core.fallback_rungs import CAUSES
 from dispatcher.service.local_worker import LocalWorker
-from trefoil.core.demand import NO_STREAMS, LoadWindow, StreamCounts
+from trefoil.core.demand import LoadWindow, StreamCounts
 from trefoil.core.errors import StartError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket_middle_ms
@@ -61,7 +61,7 @@ class DispatcherMetrics:
                 self._metrics.inc("trefoil_requests_unanswered_total", cell.unanswered, family=family, variant=variant)
             for code, count in cell.failed_by_code.items():
                 self._metrics.inc("trefoil_requests_total", count, family=family, code=code)
-            if cell.streams != NO_STREAMS:
+            if cell.streams:
                 self._streams(cell.streams, family, variant)
             self._observe("trefoil_request_duration_seconds", cell.latency, family=family)
             self._observe("trefoil_queue_duration_seconds", cell.queue, family=family)

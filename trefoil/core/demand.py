@@ -47,13 +47,17 @@ class StreamCounts:
     tpot_within: int = 0
     tokens_in: int = 0
 
+    def __bool__(self) -> bool:
+        """Whether any stream ended."""
+        return bool(self.ttft.count or self.ttft_asked or self.tokens_in)
+
 
 NO_STREAMS: Final = StreamCounts()
 
 
 def merged(streams: Sequence[StreamCounts]) -> StreamCounts:
     """All of these streams."""
-    found = [one for one in streams if one != NO_STREAMS]
+    found = [one for one in streams if one]
     if len(found) < 2:
         return found[0] if found else NO_STREAMS
     sums = {name: sum([getattr(one, name) for one in found]) for name in STREAM_SUMS}

@@ -25,7 +25,6 @@ from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import (
     JOB_CLASS,
-    NO_STREAMS,
     STREAM_SUMS,
     LoadCell,
     LoadWindow,
@@ -119,7 +118,7 @@ class LoadWindows:
                 self._charge_budget(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
             if cell.tokens_out:
                 self.tokens[cell.key.family, cell.key.variant] += cell.tokens_out
-            if cell.streams != NO_STREAMS:
+            if cell.streams:
                 self._count_streams(cell.key.family, cell.streams)
             if cell.receipt_j:
                 of = cell.key.family, cell.key.tenant
