@@ -1,4 +1,4 @@
-"""Files of jobs: one folder for each, below the jobs folder. All methods block; call them in a thread.
+"""Files of jobs: one folder for each, below the jobs folder. All methods block: `on_disk` calls them.
 
 <jobs>/<id>/job.json          the job and how many items it has; the folder is moved into place when all is on disk
             items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits)
@@ -9,6 +9,7 @@
 <jobs>/folder.json            name of the folder, by which its owner takes its lease
 """
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -19,10 +20,11 @@ import struct
 import uuid
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from dispatcher.jobs.core.job import ENDED, Bounds, Job, JobState
 from dispatcher.jobs.core.journal import Ledger, Place, Result, accepted, encode, replay, results_entry
@@ -40,6 +42,15 @@ ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers.
 NAMED_MAX: Final = 5  # in errors
 OWNER_BYTES: Final = 4096
 WHY_CHARS_MAX: Final = 600
+T = TypeVar("T")
+
+
+_THREADS: Final = ThreadPoolExecutor(4, "jobs")  # requests use the loop's own: a disk that hangs holds up no request
+
+
+async def on_disk(work: Callable[..., T], *arguments: Any) -> T:
+    """Result of what reads or writes files of jobs, in a thread for these."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.core.pace import Allowance, Pace
-from dispatcher.jobs.folder import OwnedJob
+from dispatcher.jobs.folder import OwnedJob, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices, Size
 from dispatcher.request.admission import Caller, Request, StatusError
 from dispatcher.request.contracts import Contract
@@ -275,7 +275,7 @@ class JobRun:
                 self._next += count
                 continue
             try:
-                read = await asyncio.to_thread(self.owned.items.read, first, count)
+                read = await on_disk(self.owned.items.read, first, count)
             except OSError as error:
                 self._disk.begin(self.owned.path, error)
                 await self._clock.sleep(DISK_RETRY_S)
@@ -308,7 +308,7 @@ class JobRun:
         """Write what is not written yet, as far as the disk takes it."""
         results = self._results[:UNWRITTEN_MAX]
         try:
-            await asyncio.to_thread(self.owned.write, results)
+            await on_disk(self.owned.write, results)
         except OSError as error:
             self._disk.begin(self.owned.path, error)
             return
@@ -339,7 +339,7 @@ class JobRun:
 
     async def end(self, state: JobState, why: str) -> None:
         """End the job, with all its results on disk. Raises OSError."""
-        await asyncio.to_thread(self.owned.end, state, self._clock.now_s(), why)
+        await on_disk(self.owned.end, state, self._clock.now_s(), why)
 
     async def drop(self) -> None:
         """Stop at once: another worker may own it. What is not written is done again."""

@@ -16,7 +16,7 @@ import structlog
 from dispatcher.fronts.admin import AllWorkers
 from dispatcher.jobs.core.job import JobState
 from dispatcher.jobs.core.pace import AtOnce, Pace
-from dispatcher.jobs.folder import JobsFolder, OwnedJob, highest_epoch
+from dispatcher.jobs.folder import JobsFolder, OwnedJob, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import JobRun, unfit
 from dispatcher.request.contracts import Contracts
@@ -136,7 +136,7 @@ class JobsOwner:
             await self._clock.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        names = await asyncio.to_thread(self._folder.ids)
+        names = await on_disk(self._folder.ids)
         if not await self._hold_lease(bool(names)):
             return
         for name in names:
@@ -173,8 +173,8 @@ class JobsOwner:
         if self._lease is not None:
             return True
         if not self._role:
-            self._role = f"jobs:{await asyncio.to_thread(self._folder.name)}"
-        floor = await asyncio.to_thread(highest_epoch, self._folder)
+            self._role = f"jobs:{await on_disk(self._folder.name)}"
+        floor = await on_disk(highest_epoch, self._folder)
         self._lease = await self._state.acquire(self._role, self.name, LEASE_TTL_S, floor)
         if self._lease is not None:
             LOG.info("lease acquired", role=self._role, epoch=self._lease.epoch)
@@ -182,16 +182,16 @@ class JobsOwner:
 
     async def _take_over(self, name: str) -> None:
         assert self._lease is not None
-        stored = await asyncio.to_thread(self._folder.stored, name)
+        stored = await on_disk(self._folder.stored, name)
         job = stored.job
         try:
             contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
         except TrefoilError as error:
-            if await asyncio.to_thread(self._folder.cancelled, name) is None:
+            if await on_disk(self._folder.cancelled, name) is None:
                 self._waiting[name] = str(error)
                 return
             contract = None
-        owned = await asyncio.to_thread(OwnedJob, self._folder, name, self._lease.epoch, self.name)
+        owned = await on_disk(OwnedJob, self._folder, name, self._lease.epoch, self.name)
         self._waiting.pop(name, None)
         if owned.ledger.ended:
             self._ended_at_s[name] = owned.ledger.ended_at_s
@@ -201,8 +201,8 @@ class JobsOwner:
         why = "" if contract is None else str(unfit(job.family, contract, models) or "")
         if contract is None or why:
             state = JobState.CANCELLED
-            reason = why or str(await asyncio.to_thread(self._folder.cancelled, name))
-            await asyncio.to_thread(owned.end, state, self._clock.now_s(), reason)
+            reason = why or str(await on_disk(self._folder.cancelled, name))
+            await on_disk(owned.end, state, self._clock.now_s(), reason)
             owned.close()
             return
         weight = self._weight_of(job.tenant)
@@ -216,7 +216,7 @@ class JobsOwner:
         run = self.runs[name]
         if self._tasks[name].done():
             self._tasks[name].result()  # a bug: it ends this process
-        cancelled = await asyncio.to_thread(self._folder.cancelled, name)
+        cancelled = await on_disk(self._folder.cancelled, name)
         if run.finished:
             await self._end(name, JobState.DONE, "")
         elif cancelled is not None:
@@ -229,7 +229,7 @@ class JobsOwner:
         else:
             left_s = run.expected_s()
             expected_s = 0.0 if left_s is None else round(self.calendar_s() + left_s, 1)
-            await asyncio.to_thread(run.owned.say, self.name, run.why, expected_s)
+            await on_disk(run.owned.say, self.name, run.why, expected_s)
 
     async def _end(self, name: str, state: JobState, why: str) -> None:
         run = self.runs[name]
@@ -259,9 +259,9 @@ class JobsOwner:
         for name, at_s in list(self._ended_at_s.items()):
             if now_s - at_s > self._local.settings.jobs_keep_s:
                 LOG.info("results removed", job=name)
-                await asyncio.to_thread(self._folder.remove, name)
+                await on_disk(self._folder.remove, name)
                 del self._ended_at_s[name]
-        await asyncio.to_thread(self._folder.sweep, now_s - UPLOAD_MAX_S)
+        await on_disk(self._folder.sweep, now_s - UPLOAD_MAX_S)
 
     # --- when -------------------------------------------------------------------------------------------------------
 

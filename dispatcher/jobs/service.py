@@ -7,12 +7,12 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
-from dispatcher.jobs.folder import JobReader, JobsFolder, Upload
+from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import expected_rate, unfit
 from dispatcher.request.contracts import Contracts
@@ -28,7 +28,6 @@ MESSAGE_BYTES: Final = 256 * 1024  # of results at once
 UPLOADS_MAX: Final = 8
 UNRESULTED: Final = "CANCELLED"
 """Code of items that were not run because their job had ended."""
-T = TypeVar("T")
 
 
 class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
@@ -70,8 +69,8 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
         if (why := unfit(job.family, contract, models)) is not None:
             raise why
-        await self._in_thread(self._folder.check_room, job)
-        upload = await self._in_thread(Upload, self._folder, job)
+        await on_disk(self._folder.check_room, job)
+        upload = await on_disk(Upload, self._folder, job)
         try:
             total = None
             async for message in messages:
@@ -80,15 +79,15 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
                 elif message.WhichOneof("part") != "items" or total is not None:
                     raise InvalidInput("comes once", field="job", remedy="send items after it, then their total")
                 else:
-                    await self._in_thread(upload.add, message.items.requests)
+                    await on_disk(upload.add, message.items.requests)
             if total != upload.count:
                 remedy = "send all items, then how many they were"
                 raise InvalidInput(f"{upload.count} items came", field="total", value=total or 0, remedy=remedy)
             rate = expected_rate(self._local, self._idle, job, contract)
             check_items(job, upload.count, self._world(job, rate))
-            await self._in_thread(upload.commit, self._local.clock.now_s())
+            await on_disk(upload.commit, self._local.clock.now_s())
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(upload.discard))
+            await asyncio.shield(on_disk(upload.discard))
             raise
         return await self._status(job.id)
 
@@ -99,7 +98,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     async def List(self, request: Any, context: Any) -> Any:
         """All jobs, or those of a tenant."""
         found: list[Any] = []
-        for name in await self._in_thread(self._folder.ids):
+        for name in await on_disk(self._folder.ids):
             with contextlib.suppress(NotFound):  # removed meanwhile
                 found.append(await self._status(name))
         found = [each for each in found if request.tenant in ("", each.job.tenant)]
@@ -111,17 +110,17 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         status = await self._status(request.id)
         if status.state not in ENDED:
             try:
-                await self._in_thread(self._folder.cancel, request.id, request.why or "cancelled")
+                await on_disk(self._folder.cancel, request.id, request.why or "cancelled")
             except OSError as error:
                 raise self._refused(error, "the job goes on") from error
         return jobs_pb2.CancelResponse(status=await self._status(request.id))
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """How a job stands, whenever that changes, until it has ended."""
-        reader = await self._in_thread(JobReader, self._folder, request.id)
+        reader = await on_disk(JobReader, self._folder, request.id)
         last = None
         while True:
-            status = await self._in_thread(self._read_status, reader)
+            status = await on_disk(self._read_status, reader)
             if status != last:
                 yield jobs_pb2.WatchResponse(status=status)
             if status.state in ENDED:
@@ -136,10 +135,10 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             raise Unavailable(f"{self._readers} clients read results here", remedy=remedy)
         self._readers += 1
         try:
-            reader = await self._in_thread(lambda: JobReader(self._folder, request.id, kept=True))
+            reader = await on_disk(lambda: JobReader(self._folder, request.id, kept=True))
             item = request.first
             while item < reader.stored.items:
-                message, item = await self._in_thread(self._results, reader, item)
+                message, item = await on_disk(self._results, reader, item)
                 yield message
         except OSError as error:
             raise disk_error(
@@ -184,7 +183,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         return World(self._calendar_s(), routing.table.chains.keys(), zones, self._tenants(), accuracy, rate_per_s)
 
     async def _status(self, name: str) -> Any:
-        return await self._in_thread(lambda: self._read_status(JobReader(self._folder, name)))
+        return await on_disk(lambda: self._read_status(JobReader(self._folder, name)))
 
     def _read_status(self, reader: JobReader) -> Any:
         reader.refresh()
@@ -212,9 +211,6 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             if expected_s > job.complete_by_s and not status.why:
                 status.why = "at its rate it will be late"
         return status
-
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.to_thread(work, *arguments)
 
     def _refused(self, error: OSError, consequence: str) -> DiskUnavailable:
         return disk_error(self._folder.root, error, "written", consequence)
