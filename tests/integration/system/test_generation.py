@@ -109,6 +109,10 @@ async def test_joules_of_all_tokens_are_the_counters_share(system):
         booked, counter_j = await until(lambda: _booked(client, tokens), 120.0, "not all tokens are booked within")
     (found,) = system.ask("report")["families"]
     assert found["joules_per_token"] == pytest.approx(found["joules"] / found["tokens"])
+    assert (found["prompt_tokens"], found["ttft_attainment"]) == (None, None), "not counted by it, nothing promised"
+    (served,) = system.ask("status")["served"]["by_class"]
+    assert served["tokens"]["tokens"] > 0
+    assert 0.0 < served["tokens"]["tpot_ms_p95"] < served["latency_ms_p95"]
     variants = {name.removeprefix("tokens:"): count for name, count in booked.items() if name.startswith("tokens:")}
     assert sum(variants.values()) == booked["tokens"]
     whole_j = sum(count * (booked[f"variant_joules:{name}"] / count) for name, count in variants.items())
