@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import json
 import math
 import pkgutil
 import struct
@@ -77,6 +78,9 @@ def test_round_trips(cls):
         text = codec.to_json(obj)
         assert codec.from_json(cls, text) == obj
         assert codec.to_json(codec.from_json(cls, text)) == text
+        values = {"values": [obj, (math.inf, {1: obj})]}
+        plain = json.dumps(codec.to_plain(values), sort_keys=True, indent=1, ensure_ascii=False)
+        assert codec.json_text(values, indent=1) == plain
 
     check()
 

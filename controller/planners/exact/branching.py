@@ -24,8 +24,17 @@ from numpy.typing import NDArray
 from controller.planners.columns import ClassKey
 from controller.planners.exact.milp import GrowingProgram, Limits, Point, Program
 from controller.planners.exact.mixes import Mixes, mixes_of
-from controller.planners.exact.model import Aim, Problem, awake_w, wake_j
-from controller.planners.exact.program import Place, Slot, place_of, slot_of, useful
+from controller.planners.exact.model import Aim, Problem, awake_w
+from controller.planners.exact.program import (
+    Place,
+    Slot,
+    awake_under_cap,
+    place_of,
+    price_wakes,
+    slot_of,
+    standing_slices,
+    useful,
+)
 from trefoil.core.fleet import Configuration
 
 Layout = tuple[int, Configuration, int]  # group, configuration, clock
@@ -46,7 +55,7 @@ STEEP: Final = 5e-3  # of the bound: a side that costs more waits
 ONE_MIX: Final = -1  # `Kept.column`: the mix of an index alone
 OTHER_MIX: Final = -2  # `Kept.column`: every mix but that one
 PRICING_NODES: Final = 2000  # of the program that bounds one family
-PRICING_GAP: Final = 3e-3  # of the same
+PRICING_GAP: Final = 1e-6  # of the same
 FLIPS_MAX: Final = 4
 
 
@@ -182,10 +191,9 @@ def _starts(program: Program, problem: Problem, aim: Aim) -> dict[tuple[Place, s
         shape = place_of(column.key), column.slice_type
         if shape in rows:
             continue
-        stand = sum(g.census.shapes.get(column.slice_type, 0) for g in problem.groups if g.place == shape[0])
         cost = column.start_j / priced * problem.weight(column.key.zone) if priced > 0 else 0.0
         more = program.variable(cost, 0, math.inf)
-        rows[shape] = program.row([(more, -1.0)], high=stand)
+        rows[shape] = program.row([(more, -1.0)], high=standing_slices(problem, *shape))
     return rows
 
 
@@ -199,17 +207,14 @@ def _devices(
     awake, clocked = [], []
     everywhere: list[tuple[int, float]] = []
     for place in sorted({g.place for g in problem.groups}):
-        here = [g for g in problem.groups if g.place == place]
-        number = sum(g.number for g in here)
+        number = sum(g.number for g in problem.groups if g.place == place)
         mine = [(clock, v) for (g, _, clock), v in layouts if problem.groups[g].place == place]
         terms = [(v, 1.0) for _, v in mine]
         everywhere += terms
         awake.append(program.variable(0.0, 0, number))
         program.row([*terms, (awake[-1], -1.0)], low=0, high=0)
         if aim.moves and problem.horizon_s > 0:
-            cost = wake_j(here[0].type) / problem.horizon_s * problem.weight(place[1])
-            more = program.variable(cost, 0, math.inf)
-            program.row([*terms, (more, -1.0)], high=sum(g.census.awake for g in here))
+            price_wakes(program, problem, place, terms)
         for clock in sorted({clock for clock, _ in mine}):
             clocked.append(program.variable(0.0, 0, number))
             program.row([*((v, 1.0) for at, v in mine if at == clock), (clocked[-1], -1.0)], low=0, high=0)
@@ -218,9 +223,8 @@ def _devices(
         program.row(everywhere, low=min(spread, problem.number))
     cap = -1
     if problem.max_watts < math.inf:
-        asleep_w = sum(g.type.sleep_w * g.number for g in problem.groups)
-        terms = [(v, awake_w(problem.groups[g].type, clock)) for (g, _, clock), v in layouts]
-        cap = program.row(terms, high=problem.max_watts - asleep_w)
+        terms, left_w = awake_under_cap(problem, ((*layout, v) for layout, v in layouts))
+        cap = program.row(terms, high=left_w)
     return [awake, clocked, [v for _, v in layouts]], cap
 
 

@@ -27,7 +27,7 @@ Deviations: moves are counted per class, a lower bound of what the physical mapp
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, NamedTuple
@@ -46,6 +46,7 @@ SHORTAGE_J: Final = 1e6  # a request that nothing can serve in time outweighs ev
 
 Place = tuple[str, str]  # device type, zone
 Slot = tuple[str, str, str, int]  # device type, zone, slice type, clock
+Terms = Sequence[tuple[int, float]]  # of a row: variable, coefficient
 
 
 def place_of(key: ClassKey) -> Place:
@@ -311,16 +312,11 @@ class Builder:
 
     def _cap(self) -> None:
         """The fleet's watts: what sleeps, what is awake, and what requests take."""
-        problem = self.problem
-        fixed_w = sum(group.type.sleep_w * group.number for group in problem.groups)
-        for group in problem.groups:
-            if group.must_stay:
-                fixed_w += sum(n for _, n in layouts_of(group)) * awake_w(group.type, group.clocks[0])
-        terms = [(v, awake_w(problem.groups[g].type, clock)) for g, o, clock, v in self.layouts if o.slices]
+        terms, left_w = awake_under_cap(self.problem, self.layouts)
         for column in self.columns:
-            share = 1.0 if self.aim.shortage_allowed else problem.mean_share(column.family)
+            share = 1.0 if self.aim.shortage_allowed else self.problem.mean_share(column.family)
             terms.append((self.traffic[column.key], column.alone_j * share))
-        self.program.row(terms, high=problem.max_watts - fixed_w)
+        self.program.row(terms, high=left_w)
 
     @property
     def _covers(self) -> bool:
@@ -359,16 +355,11 @@ class Builder:
             if loaded := loaded_models(self.problem, model):
                 self._more(same, same[0].load_j / horizon, loaded)
         for ((kind, zone), shape), same in by_shape.items():
-            here = [g for g in self.problem.groups if g.place == (kind, zone)]
-            self._more(same, same[0].start_j / horizon, sum(g.census.shapes.get(shape, 0) for g in here))
+            self._more(same, same[0].start_j / horizon, standing_slices(self.problem, (kind, zone), shape))
         for place in sorted({g.place for g in self.problem.groups}):
-            here = [g for g in self.problem.groups if g.place == place]
-            cost = wake_j(here[0].type) / horizon * self.problem.weight(place[1])
             terms = [(v, 1.0) for g, o, _, v in self.layouts if self.problem.groups[g].place == place and o.slices]
-            staying = sum(n for g in here if g.must_stay for _, n in layouts_of(g))
             if terms:
-                more = self.program.variable(cost, 0, INFINITE)
-                self.program.row([*terms, (more, -1.0)], high=sum(g.census.awake for g in here) - staying)
+                price_wakes(self.program, self.problem, place, terms)
 
     def _more(self, same: list[Column], cost_w: float, before: int) -> None:
         """Price what a group of classes has more than stands before."""
@@ -381,6 +372,32 @@ class Builder:
 def loaded_models(problem: Problem, model: ClassKey) -> int:
     """Slices on which a model is loaded, where its class may be."""
     return sum(g.census.models.get(model, 0) for g in problem.groups if g.place == place_of(model))
+
+
+def standing_slices(problem: Problem, place: Place, slice_type: str) -> int:
+    """Slices of a type that stand in a place."""
+    return sum(g.census.shapes.get(slice_type, 0) for g in problem.groups if g.place == place)
+
+
+def price_wakes(program: Program, problem: Problem, place: Place, terms: Terms) -> None:
+    """Price the devices awake in a place beyond those that are; `terms` count them, but for those that stay."""
+    here = [g for g in problem.groups if g.place == place]
+    cost = wake_j(here[0].type) / problem.horizon_s * problem.weight(place[1])
+    staying = sum(n for g in here if g.must_stay for _, n in layouts_of(g))
+    more = program.variable(cost, 0, INFINITE)
+    program.row([*terms, (more, -1.0)], high=sum(g.census.awake for g in here) - staying)
+
+
+def awake_under_cap(
+    problem: Problem, layouts: Iterable[tuple[int, Configuration, int, int]]
+) -> tuple[list[tuple[int, float]], float]:
+    """What devices take of the fleet's cap, by variable [W], and what the cap leaves to them and to requests [W]."""
+    fixed_w = sum(group.type.sleep_w * group.number for group in problem.groups)
+    for group in problem.groups:
+        if group.must_stay:
+            fixed_w += sum(n for _, n in layouts_of(group)) * awake_w(group.type, group.clocks[0])
+    terms = [(v, awake_w(problem.groups[g].type, clock)) for g, o, clock, v in layouts if o.slices]
+    return terms, problem.max_watts - fixed_w
 
 
 def most_slices(group: Group, slice_type: str) -> int:

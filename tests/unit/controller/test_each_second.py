@@ -1,5 +1,6 @@
 """A planner that decides each second: what of it is recorded, put in force and rolled out, and what is not."""
 
+import threading
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -7,10 +8,12 @@ import pytest
 
 from controller.explore.core.exploration_state import ExplorationTotals
 from controller.explore.core.ports import PlannerAnswer
+from controller.loop.core import deciding
 from controller.loop.core.control import ControlCore
 from controller.loop.core.deciding import SOON_S
 from controller.loop.core.decision import ControlState
 from controller.loop.core.saved_state import SavedState
+from controller.loop.live_ports import LiveControlPorts
 from controller.rollout.core.path import FleetSnapshot, plan_path
 from controller.rollout.core.ports import NullPorts
 from controller.rollout.core.rollout_inputs import rollout_inputs
@@ -52,6 +55,7 @@ class Driven(NullPorts):
     rollouts: Rollouts = field(default_factory=Rollouts)
     done: list[str] = field(default_factory=list)
     decision: Decision | None = None
+    computes: int = 0
 
     def __post_init__(self) -> None:
         self.clock = ManualClock(1000.0)
@@ -88,7 +92,11 @@ class Driven(NullPorts):
         self.done.append("record")
 
     async def compute(self, function):
-        return function()
+        self.computes += 1
+        try:
+            return function()
+        finally:
+            self.computes -= 1
 
     async def save_plans(self, plans) -> None:
         self.done.append("save")
@@ -157,3 +165,18 @@ def test_other_shares_are_one_step_that_starts_drains_and_stops_nothing():
     assert not path.reconfigures
     (settle,) = path.steps
     assert (settle.drained, settle.ready, settle.routes) == (frozenset(), {}, target.routes)
+
+
+def test_what_grows_with_the_fleet_is_computed_where_it_keeps_nothing_waiting(monkeypatch):
+    driven, found = Driven(), []
+    for name in ("judge", "plan_basis"):
+        real = getattr(deciding, name)
+        noted = lambda *args, name=name, real=real: (found.append((name, driven.computes)), real(*args))[1]  # noqa: E731
+        monkeypatch.setattr(deciding, name, noted)
+    assert driven.says(FIRST) == ALL
+    assert found == [("judge", 1), ("plan_basis", 1)]
+
+
+async def test_live_it_is_computed_in_a_thread():
+    ports = object.__new__(LiveControlPorts)
+    assert await ports.compute(threading.get_ident) != threading.get_ident()
