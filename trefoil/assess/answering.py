@@ -79,7 +79,7 @@ def assess(
     """Assess a fleet from its series. `seeds` 0: costs alone. `out`: folder for scenario and profile."""
     found = find(series)
     notes = [*found.notes, f"PUE {terms.pue:g} (--pue)"]
-    chosen = zone_of(zone, carbon, found.begin_s, notes)
+    chosen = zone_of(zone, carbon, found, notes)
     types = {name: board_type(device, terms) for name, device in found.devices.items()}
     fits = fit_boards(found, {device.board: types[name].idle_w for name, device in found.devices.items()})
     cost = costs(found, fits, _intensities(found, chosen), terms.pue)
@@ -108,7 +108,7 @@ def assess(
     return Assessment(found, cost, families, answers, today, notes, risks, asked)
 
 
-def zone_of(name: str, carbon: str, begin_s: float, notes: list[str]) -> dict[str, Any]:
+def zone_of(name: str, carbon: str, found: Found, notes: list[str]) -> dict[str, Any]:
     """Zone as a scenario has it, of a trace or a number; a trace that covers the time begins with it."""
     try:
         constant = float(carbon) if carbon else INTENSITY
@@ -116,8 +116,9 @@ def zone_of(name: str, carbon: str, begin_s: float, notes: list[str]) -> dict[st
         path = Path(carbon).resolve()
         trace = zone_trace(Zone(trace=path), Series(name, Method.AVERAGE, Factors.LIFECYCLE))
         starts = date_of(trace.starts)
-        offset_h = (begin_s - starts.timestamp()) / HOUR_S if starts is not None else -1.0
-        if not 0 <= offset_h < trace.body_s / HOUR_S:
+        begin_s, end_s = found.edges_s[[0, -1]] - (starts.timestamp() if starts is not None else math.inf)
+        offset_h = float(begin_s) / HOUR_S
+        if not 0 <= begin_s < end_s <= trace.body_s:
             notes.append(f"carbon: {trace.source} does not cover the time that was read: played from its beginning")
             offset_h = 0.0
         return {"name": name, "trace": str(path), "offset_h": round(offset_h, 4)}

@@ -1,6 +1,7 @@
 """`trefoil assess`: what a fleet costs and would save, files that other commands take, and refusals in one line."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,34 @@ def export(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("export") / "fleet.csv"
     path.write_text(long_csv(World(base_per_s=12.0, period_s=1200.0).series(1200.0, 30.0)))
     return path
+
+
+@pytest.mark.parametrize(("hours", "first", "covered"), [(72, 101.0, True), (24, 77.0, False)])
+def test_a_trace_that_covers_the_time_is_read_by_its_calendar(hours, first, covered, export, tmp_path):
+    begins = datetime(2025, 11, 27, tzinfo=UTC)  # a day before the export
+    rows = (f"{(begins + timedelta(hours=n)).isoformat()},{77 + n}" for n in range(hours))
+    trace = tmp_path / "trace.csv"
+    trace.write_text("datetime,carbon_intensity_gCO2_per_kWh\n" + "\n".join(rows) + "\n")
+    done = run(
+        "--from-csv",
+        str(export),
+        "--seeds",
+        "0",
+        "--json",
+        "--carbon",
+        str(trace),
+        "--zone",
+        "DE",
+        "--out",
+        str(tmp_path / "o"),
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["intensity_g_per_kwh"] == [first] * len(told["intensity_g_per_kwh"])
+    assert covered != any("does not cover" in line for line in told["assumed"])
+    zone = Scenario.load(tmp_path / "o" / "scenario.toml").carbon.zones["DE"]
+    assert (zone.trace, zone.offset_h) == (trace, 24.0 if covered else 0.0)
+    assert load_system(tmp_path / "o" / "up.toml", System).carbon.trace == trace
 
 
 @pytest.fixture(scope="module")
