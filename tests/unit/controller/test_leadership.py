@@ -12,7 +12,7 @@ from tests.support.virtual.redis import Server
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import RoleFree
-from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.clock import ManualClock, WallClock
 from trefoil.runtime.state import LEASE_TTL_S
 from trefoil.runtime.telemetry import Metrics
 
@@ -151,7 +151,7 @@ async def test_no_acknowledgement_takes_the_role_from_who_leads(host):
 class Parts:
     """A keeper of the lease, a loop and a watch of files that end as they are told."""
 
-    clock = None
+    clock = WallClock()
 
     def __init__(self, **ends):
         self._ends = ends
@@ -169,7 +169,7 @@ async def test_a_controller_ends_by_the_free_role_itself_and_hides_no_bug_behind
     free, bug = RoleFree("free"), ValueError("bug")
     alone, both = Parts(lease=free), Parts(lease=free, loop=bug)
     with pytest.raises(RoleFree):
-        await ControlComponent(alone, None, alone, None, None, alone).run()
+        await ControlComponent(alone, None, alone, None, None, alone, alone).run()
     with pytest.raises(ExceptionGroup) as ended:
-        await ControlComponent(both, None, both, None, None, Parts()).run()
+        await ControlComponent(both, None, both, None, None, Parts(), Parts()).run()
     assert set(ended.value.exceptions) == {free, bug}
