@@ -319,10 +319,12 @@ class Reports:
 
     async def _report(self) -> None:
         state = State.connect(*self._to)
+        seq = 0
         while not self._over.wait(0.03):
+            seq += 1
             found = build_histogram([self.latency_ms] * 20)
             cell = LoadCell(LoadKey(self._family, "", self._key), answered=20, latency=found)
-            window = LoadWindow("d", 0, 1, time.time(), time.time() + 0.3, cells=(cell,))
+            window = LoadWindow("d", 0, seq, time.time(), time.time() + 0.3, cells=(cell,))
             await state.append_unfenced(state.keys.load("d", 0), window)
         await state.close()
 
