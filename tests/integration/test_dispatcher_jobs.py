@@ -1,6 +1,7 @@
 """Jobs through a real dispatcher and a real Redis, before slices that do as they are told."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -398,13 +399,18 @@ async def test_by_commands(system, jobs, tmp_path):
 
 async def test_any_worker_answers_for_jobs_and_a_killed_owner_is_replaced(shared_redis, state, tmp_path):
     """Two worker processes behind one admin port: whichever is asked knows, and the one that owns is killed."""
-    async with FakeTriton(version=1, latency_s=0.01) as first, FakeTriton(version=4, latency_s=0.01) as second:
+    async with (
+        FakeTriton(version=1, latency_s=0.01) as first,
+        FakeTriton(version=4, latency_s=0.01) as second,
+        contextlib.AsyncExitStack() as stack,
+    ):
         plane = Plane(state)
         slices = [first, second]
         named = [VARIANTS[one.version] for one in slices]
         await plane.node(node([status(n, one.target, variant=named[n]) for n, one in enumerate(slices)]))
         await plane.plan(plan([route([target(n, name, 0.5) for n, name in enumerate(named)])], 1))
         dispatcher = Dispatcher(tmp_path, shared_redis.url, state.keys.cluster, 2, "d")
+        stack.push_async_callback(dispatcher.stop)
         await dispatcher.start()
         async with triton.InferenceServerClient(dispatcher.inference) as client:
             await dispatcher.serving(client)
@@ -430,7 +436,6 @@ async def test_any_worker_answers_for_jobs_and_a_killed_owner_is_replaced(shared
         results = await asyncio.to_thread(lambda: list(again.results("a")))
         assert [r.item for r in results] == list(range(900))
         assert [r.answer.outputs["PROBABILITIES"].argmax() for r in results if r.answer] == [n % 10 for n in range(900)]
-        await dispatcher.stop()
 
 
 async def test_tokens_guard_jobs(state, tmp_path):
