@@ -95,7 +95,8 @@ class Reserve:
         """Whether a batch may start; if so, it is charged."""
         charges = [expected_delayed(one.rate_per_s, batch_s, one.idle) for one in waiting]
         for one, charge in zip(waiting, charges, strict=True):
-            if self._accounts.get(one.queue, 0.0) < min(charge, CREDIT_MAX):
+            # Where no requests come nothing is delayed, and a debt could never be paid back.
+            if charge and self._accounts.get(one.queue, 0.0) < min(charge, CREDIT_MAX):
                 return False
         for one, charge in zip(waiting, charges, strict=True):  # nothing is booked of one that is refused
             self._accounts[one.queue] = self._accounts.get(one.queue, 0.0) - charge

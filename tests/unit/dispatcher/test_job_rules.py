@@ -140,6 +140,16 @@ def test_without_requests_nothing_is_charged():
     assert all(reserve.try_start([Waiting("digits", 0.0, 0)], 10.0) for _ in range(100))
 
 
+def test_a_debt_holds_nothing_up_once_no_requests_come():
+    reserve, slow = Reserve(), [Waiting("digits", 5.0, 0)]
+    reserve.on_arrivals("digits", 400)
+    assert reserve.try_start(slow, 1.0)  # leaves a debt
+    assert not reserve.try_start([Waiting("digits", 0.1, 0)], 1.0)
+    night = [Waiting("digits", 0.0, 0)]
+    assert all(reserve.try_start(night, 1.0) for _ in range(100))
+    assert not reserve.try_start(slow, 1.0), "the debt stays"
+
+
 def test_every_queue_of_a_slice_is_asked():
     reserve = Reserve()
     both = [Waiting("digits", 0.0, 0), Waiting("words", 50.0, 0)]
