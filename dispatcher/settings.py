@@ -148,7 +148,7 @@ class DispatcherSettings(WorkerPlace):
     jobs_bytes_max: int = Field(4 * 2**30, ge=1)
     """Items of one job, in bytes."""
     jobs_tenant_max: int = Field(20, ge=1)
-    """Jobs of one tenant that have not ended."""
+    """Jobs of one tenant that have not ended; ten times as many with those whose results are kept."""
     jobs_results_max: int = Field(16, ge=1)
     """Clients that read results of jobs at once."""
     jobs_keep_s: float = Field(7 * 86_400.0, gt=0)

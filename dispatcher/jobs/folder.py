@@ -1,9 +1,11 @@
 """Files of jobs: one folder for each, below the jobs folder. All methods block: `on_disk` calls them.
 
 <jobs>/<id>/job.json          the job and how many items it has; the folder is moved into place when all is on disk
-            items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits)
+            items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits);
+                              removed at its end
             cancel.json       that it is to end, and why
-            owner.json        who owns it now, and why it waits: what readers may miss
+            owner.json        who owns it now, and why it waits: what readers may miss; it is there from the start, so
+                              that a full disk lets that be said
             journal.<epoch>, answers.<epoch>    results (core/journal.py)
 <jobs>/.new-*                 jobs whose items still come
 <jobs>/folder.json            name of the folder, by which its owner takes its lease
@@ -11,10 +13,13 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import struct
 import uuid
@@ -23,18 +28,22 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from dispatcher.jobs.core.job import ENDED, Bounds, Job, JobState
+from dispatcher.jobs.core.job import ID, Bounds, Job, JobState
 from dispatcher.jobs.core.journal import Ledger, Place, Result, accepted, encode, replay, results_entry
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import InvalidInput, NotFound, one_of
-from trefoil.runtime.files import LineFile, replace_file
+from trefoil.core.outside.plausible import EPOCH_MAX
+from trefoil.runtime.files import LineFile, in_place, replace_file
+from trefoil.runtime.rpc import MESSAGE_BYTES_MAX
 from trefoil.runtime.state_files import STRANGE, read_state
 
 HEAD: Final = struct.Struct("<II")  # of an item: its bytes, their CRC-32
 INDEX_BYTES: Final = 8
+READ_BYTES: Final = 4 * 2**20  # of items at once
 NEW: Final = ".new-"
 GONE: Final = ".gone-"
 JOB, CANCEL, OWNER, FOLDER, LOCK = "job.json", "cancel.json", "owner.json", "folder.json", ".lock"
@@ -42,6 +51,9 @@ ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers.
 NAMED_MAX: Final = 5  # in errors
 OWNER_BYTES: Final = 4096
 WHY_CHARS_MAX: Final = 600
+KEPT_FACTOR: Final = 10
+"""Jobs of a tenant whose results are kept, as a multiple of those that have not ended."""
+EPOCH: Final = re.compile(rf"{JOURNAL}([0-9]{{1,{len(str(EPOCH_MAX))}}})")
 T = TypeVar("T")
 
 
@@ -105,7 +117,7 @@ class JobsFolder:
         path = self.root / name / JOB
         if found is None or not path.exists():
             self._stored.pop(name, None)
-            found = read_state(path, _stored) if name and not name.startswith(".") and "/" not in name else None
+            found = read_state(path, _stored) if ID.fullmatch(name) else None
             if found is None:
                 remedy = one_of(self.ids()[-NAMED_MAX:], name, none="submit one")
                 raise NotFound("is no job", field="id", value=name, remedy=remedy)
@@ -118,23 +130,46 @@ class JobsFolder:
         Raises:
             InvalidInput: it has as many as it may.
         """
-        open_jobs = [name for name in self.ids() if self._counts(name, job.tenant)]
-        if len(open_jobs) >= self.bounds.tenant_max:
+        jobs = [name for name in self.ids() if self._is_of(name, job.tenant)]
+        open_jobs = sum((self.root / name / INDEX).exists() for name in jobs)
+        most = self.bounds.tenant_max
+        if open_jobs >= most:
             raise InvalidInput(
-                f"has {len(open_jobs)} jobs that have not ended, at most {self.bounds.tenant_max}", field="tenant",
-                value=job.tenant, remedy="wait for one, cancel one, or raise the dispatcher's jobs_tenant_max",
+                f"has {open_jobs} jobs that have not ended, at most {most}", field="tenant", value=job.tenant,
+                remedy="wait for one, cancel one, or raise the dispatcher's jobs_tenant_max",
+            )  # fmt: skip
+        if len(jobs) >= KEPT_FACTOR * most:
+            raise InvalidInput(
+                f"has {len(jobs)} jobs with results, at most {KEPT_FACTOR * most}", field="tenant", value=job.tenant,
+                remedy="wait until results are old, or change the dispatcher's jobs_keep_s or jobs_tenant_max",
             )  # fmt: skip
 
-    def _counts(self, name: str, tenant: str) -> bool:
+    def _is_of(self, name: str, tenant: str) -> bool:
         with contextlib.suppress(NotFound):
-            return self.stored(name).job.tenant == tenant and JobReader(self, name).state not in ENDED
+            return self.stored(name).job.tenant == tenant
         return False
+
+    def has(self, name: str) -> bool:
+        """Whether there is a job of this name."""
+        with contextlib.suppress(NotFound):
+            return bool(self.stored(name))
+        return False
+
+    def say(self, name: str, owner: str, why: str, expected_at_s: float) -> None:
+        """Tell readers who owns a job, why it waits and when it may be done. In place: a full disk lets this be said,
+        too. Raises OSError."""
+        text = json.dumps({"owner": owner, "why": why[:WHY_CHARS_MAX], "expected_at_s": expected_at_s})
+        descriptor = os.open(self.root / name / OWNER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, text.encode().ljust(OWNER_BYTES), 0)
+        finally:
+            os.close(descriptor)
 
     def cancel(self, name: str, why: str) -> None:
         """Note that a job is to end. Raises NotFound."""
         self.stored(name)
         if not (self.root / name / CANCEL).exists():
-            replace_file(self.root / name / CANCEL, json.dumps({"why": why}))
+            replace_file(self.root / name / CANCEL, json.dumps({"why": why[:WHY_CHARS_MAX]}))
 
     def cancelled(self, name: str) -> str | None:
         """Why a job is to end; None: it is not."""
@@ -151,7 +186,7 @@ class JobsFolder:
     def sweep(self, older_than_s: float = 0.0) -> None:
         """Remove what is left of removed jobs, and of uploads that ended before a time [UTC s]."""
         for entry in list(os.scandir(self.root)):
-            stale = entry.name.startswith(NEW) and entry.stat().st_mtime < older_than_s
+            stale = entry.name.startswith(NEW) and _written_s(Path(entry)) < older_than_s
             if stale or entry.name.startswith(GONE):
                 shutil.rmtree(entry.path, ignore_errors=True)
 
@@ -180,7 +215,8 @@ class JobsFolder:
                 raise InvalidInput("is another job's", field="id", value=name, remedy="choose another, or leave it out")
             self.check_room(stored.job)
             os.rename(upload.path, self.root / name)
-        _sync(self.root)
+        with contextlib.suppress(OSError):  # the job is in place: "nothing was kept" would be untrue
+            _sync(self.root)
 
 
 class Upload:
@@ -194,8 +230,8 @@ class Upload:
         self._items = open(self.path / ITEMS, "wb")  # noqa: SIM115 (closed by commit or discard)
         self._index = array("Q")
         self._at = 0
-        text = json.dumps({**asdict(job), "complete_by_s": round(job.complete_by_s, 3)}, sort_keys=True)
-        self._digest = hashlib.sha256(text.encode())
+        # Not the deadline: "in 6 h" is another time when the same job is submitted again.
+        self._digest = hashlib.sha256(json.dumps({**asdict(job), "complete_by_s": 0}, sort_keys=True).encode())
 
     def add(self, requests: Iterable[bytes]) -> None:
         """Add items.
@@ -218,6 +254,7 @@ class Upload:
         data = b"".join(parts)
         self._digest.update(data)
         self._items.write(data)
+        self._items.flush()  # its time says that somebody writes: see `JobsFolder.sweep`
 
     @property
     def count(self) -> int:
@@ -226,10 +263,12 @@ class Upload:
 
     def commit(self, now_s: float) -> None:
         """Make the job one. Raises InvalidInput, as `JobsFolder.place`; OSError."""
-        self._items.flush()
         os.fsync(self._items.fileno())
+        if not in_place(self.path / ITEMS, self._items.fileno()):
+            raise FileNotFoundError(errno.ENOENT, "removed while it was written", str(self.path / ITEMS))
         self._items.close()
         replace_file(self.path / INDEX, self._index.tobytes())
+        replace_file(self.path / OWNER, b" " * OWNER_BYTES)
         stored = Stored(self._job, len(self._index), now_s, self._digest.hexdigest())
         replace_file(self.path / JOB, json.dumps(asdict(stored)))
         self._folder.place(self, stored)
@@ -244,22 +283,35 @@ class Items:
     """Items of a job on disk."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises OSError."""
         self._data = os.open(folder / ITEMS, os.O_RDONLY | os.O_CLOEXEC)
-        self._index = os.open(folder / INDEX, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._index = os.open(folder / INDEX, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._data)
+            raise
 
-    def read(self, first: int, count: int) -> list[bytes | None]:
-        """Items from a number on; None: its bytes on disk are not those that came.
+    def read(self, first: int, count: int, bytes_max: int = READ_BYTES) -> list[bytes | None]:
+        """Up to `count` items from a number on, of up to so many bytes, but at least one; None: its bytes on disk are
+        not those that came.
 
         Raises:
             OSError: the disk refuses.
         """
-        begins = array("Q")
-        begins.frombytes(os.pread(self._index, INDEX_BYTES * (count + 1), INDEX_BYTES * first))
-        if not begins:
+        size = os.fstat(self._data).st_size
+        index = os.pread(self._index, INDEX_BYTES * (count + 1), INDEX_BYTES * first)
+        ends = array("Q")
+        ends.frombytes(index[: len(index) // INDEX_BYTES * INDEX_BYTES])
+        if len(ends) == count:
+            ends.append(size)  # of the last item
+        if len(ends) <= count or ends[-1] > size or any(end <= begin for begin, end in pairwise(ends)):
             return [None] * count
-        more = begins[count] if len(begins) > count else os.fstat(self._data).st_size
-        data = os.pread(self._data, more - begins[0], begins[0])
-        return [_checked(data, begin - begins[0]) for begin in begins[:count]]
+        while len(ends) > 2 and ends[-1] - ends[0] > bytes_max:
+            ends.pop()
+        if ends[-1] - ends[0] > max(bytes_max, HEAD.size + MESSAGE_BYTES_MAX):
+            return [None]
+        data = os.pread(self._data, ends[-1] - ends[0], ends[0])
+        return [_checked(data, begin - ends[0]) for begin in ends[:-1]]
 
     def close(self) -> None:
         """Close the files."""
@@ -302,8 +354,7 @@ class JobReader:
 
     def epochs(self) -> dict[int, int | None]:
         """Journals that count in their order, and how many bytes of each; None: all, of its owner's."""
-        names = [entry.name for entry in os.scandir(self.path) if entry.name.startswith(JOURNAL)]
-        for epoch in sorted((int(name.removeprefix(JOURNAL)) for name in names), reverse=True):
+        for epoch in sorted(_epochs(self.path), reverse=True):
             with open(self.path / f"{JOURNAL}{epoch}", "rb") as file:
                 before = accepted(file.readline())
             if before is not None:
@@ -330,15 +381,15 @@ class JobReader:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def results(self, first: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], int]:
-        """Results from an item on, of up to so many bytes and one more, and the item to go on from.
+    def results(self, first: int, bytes_max: int, items_max: int = 1000) -> tuple[list[tuple[int, bytes]], int]:
+        """Results of up to so many items from one on, of up to so many bytes and one more, and the item to go on from.
 
         Raises:
             OSError: the disk refuses.
         """
         found, total, item, files = list[tuple[int, bytes]](), 0, first, dict[int, int]()
         try:
-            while item < self.stored.items and total < bytes_max:
+            while item < min(self.stored.items, first + items_max) and total < bytes_max:
                 place = self.ledger.place(item)
                 if place is not None:
                     data = self._bytes(place, files)
@@ -357,7 +408,9 @@ class JobReader:
 
 
 class OwnedJob(JobReader):
-    """A job of this process, under an epoch: the one that writes results."""
+    """A job of this process, under an epoch: the one that writes results. `items` None: it has ended."""
+
+    items: Items | None = None
 
     def __init__(self, folder: JobsFolder, name: str, epoch: int, owner: str) -> None:
         """Take the job over from whoever owned it.
@@ -367,18 +420,22 @@ class OwnedJob(JobReader):
             OSError: the disk refuses.
         """
         super().__init__(folder, name)
-        self.epoch, self._said, self._answers = epoch, "", -1
+        self.epoch, self._folder, self._said, self._answers = epoch, folder, ("", "", 0.0), -1
         self._journal = LineFile(self.path / f"{JOURNAL}{epoch}", 0o600)
-        self._owner = -1
-        if not self.ledger.ended:
-            self._owner = os.open(self.path / OWNER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self.ledger.ended:
+            self._remove_items()
+            return
+        self.items = Items(self.path)
+        try:
             self.say(owner, "", 0.0)
             before = {str(each): size for each, size in self.sizes.items()}
             self._journal.append(encode({"owner": owner, "accepts": before}))
             self._sync_journal()
             _sync(self.path)
             self.refresh()
-        self.items = Items(self.path)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, results: Sequence[Result]) -> None:
         """Write results: on disk when this returns.
@@ -405,26 +462,30 @@ class OwnedJob(JobReader):
 
     def end(self, state: JobState, at_s: float, why: str) -> None:
         """End the job. Raises OSError."""
-        self._journal.append(encode({"ended": state.name, "at_s": at_s, "why": why}))
+        self._journal.append(encode({"ended": state.name, "at_s": at_s, "why": why[:WHY_CHARS_MAX]}))
         self._sync_journal()
         self.refresh()
+        if self.ledger.ended:  # else another owner has taken it over
+            self._remove_items()
 
-    def say(self, owner: str, why: str, expected_at_s: float) -> None:
-        """Tell readers who owns the job, why it waits and when it may be done. In place: a full disk lets this be said,
-        too. Raises OSError."""
-        text = json.dumps({"owner": owner, "why": why[:WHY_CHARS_MAX], "expected_at_s": expected_at_s})
-        if text != self._said:
-            os.pwrite(self._owner, text.encode().ljust(OWNER_BYTES), 0)
-            self._said = text
+    def _remove_items(self) -> None:
+        for name in (INDEX, ITEMS):  # without an index a job has ended: `JobsFolder.check_room`
+            (self.path / name).unlink(missing_ok=True)
+
+    def say(self, *said: Any) -> None:
+        """Tell readers how the job stands, as `JobsFolder.say`, if that is new."""
+        if said != self._said:
+            self._folder.say(self.path.name, *said)
+            self._said = said
 
     def close(self) -> None:
         """Close all files."""
         self._journal.close()
-        self.items.close()
-        for descriptor in (self._answers, self._owner):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._answers = self._owner = -1
+        if self.items is not None:
+            self.items.close()
+        if self._answers >= 0:
+            os.close(self._answers)
+        self._answers = -1
 
     def _sync_journal(self) -> None:
         descriptor = os.open(self._journal.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -438,9 +499,19 @@ def highest_epoch(folder: JobsFolder) -> int:
     """Highest epoch under which a job of the folder was ever owned: the next owner's is above it."""
     found = [0]
     for name in folder.ids():
-        with contextlib.suppress(OSError, ValueError):
-            found += [int(path.name.removeprefix(JOURNAL)) for path in (folder.root / name).glob(f"{JOURNAL}*")]
+        with contextlib.suppress(OSError):
+            found += _epochs(folder.root / name)
     return max(found)
+
+
+def _epochs(path: Path) -> list[int]:
+    """Epochs of the journals in a job's folder; files of other names are none."""
+    return [int(name[1]) for entry in os.scandir(path) if (name := EPOCH.fullmatch(entry.name))]
+
+
+def _written_s(upload: Path) -> float:
+    """When an upload was written last [UTC s]."""
+    return max((path.stat().st_mtime for path in (upload, upload / ITEMS) if path.exists()), default=math.inf)
 
 
 def _stored(tree: Any) -> Stored:

@@ -265,7 +265,8 @@ class JobRun:
             group.create_task(self._write_results(), name=f"results of {self.job.id}")
 
     async def _read_ahead(self) -> None:
-        items, done = self.owned.stored.items, self.owned.ledger.done
+        items, done, files = self.owned.stored.items, self.owned.ledger.done, self.owned.items
+        assert files is not None
         while self._next < items:
             if len(self._ready) >= READ_AHEAD or len(self._results) >= UNWRITTEN_MAX:
                 await self._clock.sleep(0.01)
@@ -275,7 +276,7 @@ class JobRun:
                 self._next += count
                 continue
             try:
-                read = await on_disk(self.owned.items.read, first, count)
+                read = await on_disk(files.read, first, count)
             except OSError as error:
                 self._disk.begin(self.owned.path, error)
                 await self._clock.sleep(DISK_RETRY_S)
@@ -285,7 +286,7 @@ class JobRun:
                     self._take(number, data)
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
-            self._next += count
+            self._next += len(read)
             self._wake.set()
 
     def _take(self, number: int, data: bytes | None) -> None:

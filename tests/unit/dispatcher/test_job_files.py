@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import os
+from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +253,9 @@ def test_submitted_twice_it_is_one_job(tmp_path):
     folder = folder_of(tmp_path)
     submit(folder)
     submit(folder)
+    submit(folder, replace(JOB, complete_by_s=2000.0))  # "in 6 h" is another time by now
     assert folder.ids() == ["a"]
+    assert folder.stored("a").job.complete_by_s == 1000.0
     with pytest.raises(InvalidInput, match=r"id = 'a': is another job's. Remedy: choose another"):
         submit(folder, items=ITEMS[:3])
 
@@ -276,7 +280,7 @@ def test_bounds(tmp_path):
 def test_unknown_jobs_and_strange_names(tmp_path):
     folder = folder_of(tmp_path)
     submit(folder)
-    for name in ("b", "", "../a", ".lock", "a/b"):
+    for name in ("b", "", "../a", ".lock", "a/b", "a\0", "a" * 300):
         with pytest.raises(NotFound, match=r"id = .*: is no job. Remedy: .*a"):
             folder.stored(name)
     folder.cancel("a", "first")
@@ -287,3 +291,109 @@ def test_unknown_jobs_and_strange_names(tmp_path):
     assert folder_of(tmp_path).name() == folder.name()
     with pytest.raises(NotFound):
         folder.stored("a")
+
+
+def test_a_damaged_index_costs_its_items_and_no_more(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    path = folder.root / "a" / "items.idx"
+    whole = path.read_bytes()
+    for place, begin in ((0, 2**63), (1, 2**64 - 1), (9, 2**40), (3, 0)):
+        damaged = array("Q", whole)
+        damaged[place] = begin
+        path.write_bytes(damaged.tobytes())
+        items = Items(folder.root / "a")
+        assert items.read(0, 10) == [None] * 10
+        items.close()
+    for cut in (0, 5, len(whole) - 3):
+        path.write_bytes(whole[:cut])
+        items = Items(folder.root / "a")
+        assert items.read(0, 10) == [None] * 10
+        items.close()
+
+
+def test_items_are_read_by_their_bytes(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder, items=[b"x" * 900] * 10)
+    items = Items(folder.root / "a")
+    assert [len(items.read(0, 10, bytes_max)) for bytes_max in (0, 1000, 2000, 10**6)] == [1, 1, 2, 10]
+    items.close()
+
+
+def test_files_of_other_names_are_no_journals(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    work(folder, 3)
+    for name in ("journal.1.bak", "journal.", "journal.²", "journal.99999999999999999999", "journal.-1"):
+        (folder.root / "a" / name).write_bytes(b"{}\n")
+    assert highest_epoch(folder) == 3
+    assert len(results_of(folder)) == 10
+
+
+def test_a_disk_that_refuses_a_take_over_costs_no_descriptor(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    (folder.root / "b").mkdir()
+    (folder.root / "b" / "job.json").write_bytes((folder.root / "a" / "job.json").read_bytes())
+    before = len(os.listdir("/proc/self/fd"))
+    for at in range(4):
+        disk = FailingDisk(monkeypatch)
+        disk.fail(at)
+        with pytest.raises(OSError, match="No space left"):
+            OwnedJob(folder, "a", 1, "w1")
+        disk.mend()
+    with pytest.raises(FileNotFoundError):
+        OwnedJob(folder, "b", 1, "w1")  # without items
+    assert len(os.listdir("/proc/self/fd")) == before
+    folder.say("a", "w1", "the disk is full", 0.0)
+    assert JobReader(folder, "a").owner()["why"] == "the disk is full"
+
+
+def test_what_an_upload_writes_keeps_it(tmp_path):
+    folder = folder_of(tmp_path)
+    upload = Upload(folder, JOB)
+    upload.add(ITEMS[:1])
+    os.utime(upload.path, (1.0, 1.0))  # it began long ago
+    folder.sweep(1000.0)
+    upload.add(ITEMS[1:])
+    upload.commit(5.0)
+    assert folder.stored("a").items == 10
+    left = Upload(folder, JOB)
+    for path in (left.path / "items.bin", left.path):
+        os.utime(path, (1.0, 1.0))
+    folder.sweep(1000.0)
+    with pytest.raises(FileNotFoundError):
+        left.commit(5.0)
+    assert not left.path.exists()
+
+
+def test_a_sync_that_fails_after_the_job_is_in_place_refuses_nothing(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path)
+
+    def fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(folder.root):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    submit(folder)
+    assert folder.ids() == ["a"]
+
+
+def test_at_its_end_a_job_keeps_its_results_alone(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    overtaken = OwnedJob(folder, "a", 1, "w1")
+    owner = OwnedJob(folder, "a", 2, "w2")
+    overtaken.end(JobState.CANCELLED, 8.0, "too late")
+    assert (folder.root / "a" / "items.idx").exists()
+    owner.end(JobState.CANCELLED, 9.0, "x" * 10_000)
+    assert len(owner.ledger.why) == 600
+    assert not list((folder.root / "a").glob("items.*"))
+    submit(folder)  # once more: it is the same job
+    for owned in (overtaken, owner, OwnedJob(folder, "a", 3, "w3")):
+        owned.close()
+    for number in range(29):
+        submit(folder, Job(f"{number}", "digits", 1000.0))
+        (folder.root / f"{number}" / "items.idx").unlink()  # as at its end
+    with pytest.raises(InvalidInput, match=r"tenant = '': has 30 jobs with results, at most 30. .* jobs_keep_s"):
+        submit(folder, Job("more", "digits", 1000.0))
