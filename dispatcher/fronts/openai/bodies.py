@@ -16,6 +16,8 @@ STOPS_MAX: Final = 4
 STOP_CHARS_MAX: Final = 256
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 INT32_MAX: Final = 2**31 - 1
+DIGITS_MAX: Final = 20
+"""Of a header's integer: 64 bits have no more."""
 NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
     "temperature": (float, 0, 2), "top_p": (float, 1e-6, 1), "min_p": (float, 0, 1), "top_k": (int, -1, INT32_MAX),
     "presence_penalty": (float, -2, 2), "frequency_penalty": (float, -2, 2), "repetition_penalty": (float, 1e-6, 10),
@@ -190,11 +192,16 @@ def _content(field: str, value: Any) -> str:
     return "".join(texts)
 
 
+def _whole(value: str) -> int | str:
+    """Number of a header, for which JSON has a type of its own; what is none is refused with other parameters."""
+    return int(value) if len(value) <= DIGITS_MAX and value.isascii() and value.isdecimal() else value
+
+
 def _parameters(given: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for header, value in headers.items():
         if header.startswith("trefoil-"):
             name = header.replace("-", "_")
             plain = name.removeprefix(OURS)
-            found[plain if plain in TRITONS else name] = int(value) if plain in TRITONS and value.isdigit() else value
+            found[plain if plain in TRITONS else name] = _whole(value) if plain in TRITONS else value
     return found | {name: value for name, value in given.items() if name.startswith(OURS) or name in TRITONS}

@@ -77,6 +77,14 @@ def test_headers_are_request_parameters_which_the_body_overrides():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("value", ["\xb2", "\u0661", "1" * 5000, "-1", "1.5", ""])
+@pytest.mark.parametrize("name", ["priority", "timeout"])
+def test_a_header_that_is_no_number_is_refused_by_name(name, value):
+    asked = read(TEXT, **{f"trefoil_{name}": value})
+    with pytest.raises(InvalidInput, match=name):
+        encode({"text_input": "x", PARAMETERS: dict(asked.parameters)}, VLLM, "m")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
