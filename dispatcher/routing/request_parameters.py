@@ -1,16 +1,18 @@
 """What a client may ask of us on a request: parameters `trefoil_*`, which never reach Triton.
 
-`trefoil_class` (text) counts a request apart. `trefoil_min_accuracy` (0..1) is a floor that every router keeps: such a
-request goes to a variant that is accurate enough, waits for one that is planned, or is refused: accuracy_floors.py.
-`trefoil_slo_ms` (> 0) is what "within SLO" means for this request instead of its family's; it moves no request, because
-shares bind and order is that of arrival: a time after which an answer is of no use is a deadline, and is kept as one.
-An unknown key is refused: a misspelt floor must not pass for a kept one.
+`trefoil_class` (text) counts a request apart; names that begin with "(" are Trefoil's own. `trefoil_min_accuracy`
+(0..1) is a floor that every router keeps: such a request goes to a variant that is accurate enough, waits for one that
+is planned, or is refused: accuracy_floors.py. `trefoil_slo_ms` (> 0) is what "within SLO" means for this request
+instead of its family's; it moves no request, because shares bind and order is that of arrival: a time after which an
+answer is of no use is a deadline, and is kept as one. An unknown key is refused: a misspelt floor must not pass for a
+kept one.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trefoil.core.demand import OWN_NAMES
 from trefoil.core.errors import InvalidInput, one_of
 
 PREFIX: Final = "trefoil_"
@@ -68,6 +70,8 @@ def _text(name: str, parameter: Any) -> str:
     if len(text) > CLASS_CHARACTERS_MAX or not text.isprintable():
         remedy = f"at most {CLASS_CHARACTERS_MAX} printable characters"
         raise InvalidInput("is too long or not printable", field=name, value=text[:CLASS_CHARACTERS_MAX], remedy=remedy)
+    if text.startswith(OWN_NAMES):
+        raise InvalidInput("is a name of Trefoil's own", field=name, value=text, remedy=f"begin without '{OWN_NAMES}'")
     return text
 
 

@@ -18,6 +18,7 @@ from dispatcher.fronts.rest.http1 import HEAD_BYTES_MAX
 from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
 from tests.support.fake_triton import QUEUE_FULL, FakeTriton
 from tests.unit.dispatcher.worlds import node
+from trefoil.core.demand import JOB_CLASS
 
 pytestmark = pytest.mark.integration
 
@@ -49,6 +50,9 @@ def image(first=3, items=1, binary=True):
 
 BODY = json.dumps({"inputs": [image(4, binary=False)._get_tensor()]}).encode()
 INFER = "/v2/models/digits/infer"
+AS_JOB = {"trefoil_class": JOB_CLASS}
+INFER_AS_JOB = json.dumps(json.loads(BODY) | {"parameters": AS_JOB}).encode()
+GENERATE_AS_JOB = json.dumps({"IMAGE": [0] * 64} | AS_JOB).encode()
 
 
 async def test_health_metadata_configuration_statistics_and_the_index(system):
@@ -204,6 +208,8 @@ async def test_a_slices_own_error_comes_through_with_its_status(system):
         ("POST", "/v2/models/digits/generate_stream", {}, b'{"IMAGE":[1,2]}', 400, "IMAGE: 2 elements do not fill"),
         ("POST", "/v2/models/digits/generate", {}, b'{"IMAGE":"a"}', 400, "do not fill the shape [-1, 8, 8]"),
         ("POST", "/v2/models/digits/generate", {}, b'{"trefoil_slo":1}', 400, "unknown request parameter trefoil_slo"),
+        ("POST", "/v2/models/digits/generate", {}, GENERATE_AS_JOB, 400, "trefoil_class = '(job)': is a name of"),
+        ("POST", INFER, {}, INFER_AS_JOB, 400, "trefoil_class = '(job)': is a name of"),
         ("POST", "/v2/models/nobody/generate", {}, b"{}", 404, "unknown model: 'nobody'"),
         ("POST", "/v2/models/digits/generate_stream", {}, b" " * (2**16 + 1), 413, "rest_json_bytes_max"),
         ("POST", INFER, {}, b"{", 400, "failed to parse the request JSON buffer"),

@@ -11,6 +11,8 @@ from trefoil.core.objective import TokenSlo
 
 STREAM_SUMS: Final = ("ttft_asked", "ttft_within", "tpot_asked", "tpot_within", "tokens_in")
 """Counts of `StreamCounts`."""
+OWN_NAMES: Final = "("
+"""First character of tenants and classes that Trefoil itself books to: clients cannot send a class that begins so."""
 PROBE_ID: Final = "trefoil-probe"
 """Id of a request by which Trefoil itself tries a model."""
 PROBE_TENANT: Final = "(trefoil)"

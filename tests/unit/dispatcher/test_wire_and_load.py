@@ -16,7 +16,7 @@ from dispatcher.transport.core import kserve_wire
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.brains import Ticket
 from trefoil.core.common import Revision
-from trefoil.core.demand import NO_STREAMS, LoadCell, LoadWindow
+from trefoil.core.demand import JOB_CLASS, NO_STREAMS, LoadCell, LoadWindow
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.errors import InvalidInput
 from trefoil.core.latency import merge, quantile_ms
@@ -91,6 +91,12 @@ def test_knobs_are_read_in_every_type_that_clients_can_send_and_taken_out():
 def test_bad_knobs_are_named(name, value):
     with pytest.raises(InvalidInput, match=name):
         request_parameters.extract(_parameters(**{name: value}))
+
+
+@pytest.mark.parametrize("own", [JOB_CLASS, "(default)", "(job) "])
+def test_a_client_cannot_leave_the_demand_by_a_class_of_trefoils_own(own):
+    with pytest.raises(InvalidInput, match=r"trefoil_class = '\("):
+        request_parameters.extract(_parameters(trefoil_class=own))
 
 
 def test_a_knob_without_any_value_is_refused():
