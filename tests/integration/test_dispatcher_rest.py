@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import time
 import zlib
 from collections.abc import AsyncIterator
 
@@ -13,14 +14,16 @@ import tritonclient.http as triton
 from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.fronts.rest import http1
+from dispatcher.fronts.rest import http1, json_text
 from dispatcher.fronts.rest.http1 import HEAD_BYTES_MAX
 from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
 from tests.support.fake_triton import QUEUE_FULL, FakeTriton
 from tests.unit.dispatcher.worlds import node
 from trefoil.core.demand import JOB_CLASS
+from trefoil.core.errors import InvalidInput
 
 pytestmark = pytest.mark.integration
+ROUNDS_MAX = 5
 
 
 async def ask(system: DispatcherSystem, use, **options):
@@ -249,6 +252,36 @@ async def test_json_has_the_limit_of_any_body(state, tmp_path):
         zeros = {"name": "IMAGE", "datatype": "FP64", "shape": [9 * 2**20], "data": [0] * (9 * 2**20)}
         got, _, answer = await system.http("POST", INFER, json.dumps({"inputs": [zeros]}).encode())
         assert (got, "the tensors have 7" in json.loads(answer)["error"]) == (413, True), "a digit is 8 bytes"
+
+
+KEYS = b",".join(b'"trefoil_%d":1' % n for n in range(150_000))
+LARGE = (
+    b'{"model":"digits","messages":[%b]}' % b",".join([b'{"role":"user","content":""}'] * 70_000),
+    b'{"model":"digits","messages":[],%b}' % KEYS,
+    b'{"model":[%b]}' % b",".join([b"[" * 900 + b"]" * 900] * 1000),
+    b'{"model":-NaN ' + b'"' * 2_000_000,
+)
+
+
+async def test_large_texts_of_any_shape_are_read_beside_the_loop(state, tmp_path):
+    async with dispatcher_system(state, tmp_path, FakeTriton(version=1), rest_address="127.0.0.1:0") as system:
+        for path in ("/v1/chat/completions", "/v2/models/digits/generate"):
+            await system.http("POST", path, b" " * 2**17)  # the process has started
+            for body in LARGE:
+                began_s = time.thread_time()
+                with contextlib.suppress(InvalidInput):
+                    json_text.parse(body)
+                here_s, turns_s = time.thread_time() - began_s, [float("inf")]
+                while min(turns_s) >= here_s / 3 and len(turns_s) <= ROUNDS_MAX:
+                    longest_s, asking = 0.0, asyncio.create_task(system.http("POST", path, body))
+                    while not asking.done():
+                        began_s = time.thread_time()
+                        await asyncio.sleep(0)
+                        longest_s = max(longest_s, time.thread_time() - began_s)
+                    status, _, answer = asking.result()
+                    assert (status, b"error" in answer) == (400, True)
+                    turns_s.append(longest_s)
+                assert min(turns_s) < here_s / 3, "CPU time of this thread between two turns, of the best of rounds"
 
 
 async def test_a_body_without_json_is_the_only_inputs_data(system):

@@ -5,14 +5,14 @@ A request becomes one of the generate extension and goes the way of every other 
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai import bodies
 from dispatcher.fronts.openai.bodies import Asked
 from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs
-from dispatcher.fronts.rest import codec, json_text
+from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import (
     EventStream,
     HttpError,
@@ -22,8 +22,8 @@ from dispatcher.fronts.rest.calls import (
     refusal,
     while_there,
 )
-from dispatcher.fronts.rest.codec_process import CodecProcess
-from dispatcher.fronts.rest.generate import PARAMETERS, encode
+from dispatcher.fronts.rest.codec_process import PROCESS_TEXT_BYTES, CodecProcess
+from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contract
 from dispatcher.request.decoupled import REFUSED, Enough
@@ -37,6 +37,8 @@ NAMES: Final = ("bos_token", "eos_token")
 RENDERING_BYTES: Final = 2**27
 RENDERING_S: Final = 30.0
 """Of one rendering, the start of the process included, which has its own bound of processor time."""
+RENDERINGS_MAX: Final = 32
+"""Of one tenant or host at once."""
 TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 CODES: Final = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded"}
 DONE: Final = b"[DONE]"
@@ -45,13 +47,14 @@ _CONTEXT: Final = re.compile(r"maximum (model|context) length|PROMPT has \d+ (to
 
 
 class OpenAi:
-    """OpenAI's API. Belongs to one event loop. `limit`: most bytes of a body, and what says so."""
+    """OpenAI's API. Belongs to one event loop. `limit`: most bytes of a body, and what says so. `process`: codec of
+    large bodies by bytes."""
 
-    def __init__(self, fronts: Fronts, limit: tuple[float, str]) -> None:
+    def __init__(self, fronts: Fronts, limit: tuple[float, str], process: Callable[[int], CodecProcess]) -> None:
         self._contracts, self._streams, self._access = fronts.contracts, fronts.streams, fronts.access
         self._local = fronts.local
-        self._limit = limit
-        self._templates = CodecProcess(RENDERING_BYTES, RENDERING_S)
+        self._limit, self._process = limit, process
+        self._templates = CodecProcess(RENDERING_BYTES, RENDERING_S, RENDERINGS_MAX)
 
     async def close(self) -> None:
         """Give back what it holds."""
@@ -80,9 +83,8 @@ class OpenAi:
             raise HttpError(404, f"{ask.path} is not offered. Remedy: see GET /v1/models, POST /v1/chat/completions")
         ask.needs("POST")
         body = await read_text(ask, self._access, tenant, *self._limit)
-        asked = bodies.read(json_text.parse(body), ask.headers, chat)
         caller = ask.caller(self._access, tenant)
-        answer: HttpReply | None = await while_there(ask.receive, self._answer(ask, asked, chat, caller))
+        answer: HttpReply | None = await while_there(ask.receive, self._answer(ask, body, chat, caller))
         return answer
 
     async def _generates(self, family: str) -> bool:
@@ -95,16 +97,20 @@ class OpenAi:
     def _model(self, family: str) -> dict[str, Any]:
         return {"id": family, "object": "model", "created": 0, "owned_by": "trefoil"}
 
-    async def _answer(self, ask: HttpRequest, asked: Asked, chat: bool, caller: Caller) -> HttpReply | None:
+    async def _answer(self, ask: HttpRequest, body: bytes, chat: bool, caller: Caller) -> HttpReply | None:
+        if len(body) < PROCESS_TEXT_BYTES:
+            asked = bodies.read_text(body, ask.headers, chat)
+        else:
+            asked = await self._process(len(body)).asked(body, ask.headers, chat, line=caller.flow[0])
         try:
             contract = await self._contracts.fetch(asked.model)
         except NotFound:
             raise _unknown(asked.model) from None
         api = text_api(contract, asked.model)
-        prompt = await self._prompt(contract, asked) if chat else asked.prompt
+        prompt = await self._prompt(contract, asked, caller) if chat else asked.prompt
         inputs = text_inputs(contract, asked, prompt)
         id_ = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
-        data = encode({**inputs, "id": id_, PARAMETERS: dict(asked.parameters)}, contract, asked.model)
+        data = encode({**inputs, "id": id_, PARAMETERS: dict(asked.parameters)}, contract.metadata, asked.model)
         answer = TextAnswer(asked, prompt)
         chunks = _Chunks(asked, chat, id_, int(self._local.clock.now_s()), answer)
         texts, events = list[str](), EventStream(ask.send)
@@ -137,7 +143,7 @@ class OpenAi:
         await events.end()
         return None
 
-    async def _prompt(self, contract: Contract, asked: Asked) -> str:
+    async def _prompt(self, contract: Contract, asked: Asked, caller: Caller) -> str:
         given = contract.config.config.parameters
         if CHAT_TEMPLATE not in given:
             raise InvalidInput(
@@ -145,7 +151,8 @@ class OpenAi:
                 remedy=f"send POST /v1/completions; or add {CHAT_TEMPLATE}.jinja to the family's folder",
             )  # fmt: skip
         names = {name: given[name].string_value for name in NAMES if name in given}
-        return await self._templates.render(given[CHAT_TEMPLATE].string_value, asked.messages, names)
+        template = given[CHAT_TEMPLATE].string_value
+        return await self._templates.render(template, asked.messages, names, line=caller.flow[0])
 
 
 class _Chunks:

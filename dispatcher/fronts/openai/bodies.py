@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trefoil.core.errors import InvalidInput, one_of
+from dispatcher.fronts.rest import json_text
+from trefoil.core.errors import VALUE_CHARS_MAX, InvalidInput, one_of
 
 COMPLETION_TOKENS: Final = 16
 """`max_tokens` of a completion that names none: OpenAI's own default."""
+MESSAGES_MAX: Final = 1024
+KEYS_MAX: Final = 256
+"""Of a body."""
 STOPS_MAX: Final = 4
 STOP_CHARS_MAX: Final = 256
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -56,18 +60,26 @@ class Asked:
     parameters: Mapping[str, Any]
 
 
+def read_text(body: bytes, headers: Mapping[str, str], chat: bool) -> Asked:
+    """Read the bytes of a body; raises like `json_text.parse` and `read`."""
+    return read(json_text.parse(body), headers, chat)
+
+
 def read(given: Mapping[str, Any], headers: Mapping[str, str], chat: bool) -> Asked:
     """Read a body; `headers` Trefoil-* are request parameters, which the body overrides.
 
     Raises:
         InvalidInput: naming the field.
     """
+    if len(given) > KEYS_MAX:
+        raise InvalidInput(f"a body has {len(given)} keys", remedy=f"send at most {KEYS_MAX}")
     given = {name: value for name, value in given.items() if value is not None}
     content = "messages" if chat else "prompt"
     known = _SHARED | {content} | IGNORED | set(TRITONS)
     for name in given:
         if name not in known and not name.startswith(OURS):
-            raise InvalidInput("is no parameter of this API here", field=name, remedy=one_of(sorted(known), name))
+            short = name[:VALUE_CHARS_MAX]
+            raise InvalidInput("is no parameter of this API here", field=short, remedy=one_of(sorted(known), short))
     for name in UNUSED.keys() & given.keys():
         if not any(type(given[name]) is type(value) and given[name] == value for value in UNUSED[name]):
             allowed = ", ".join(repr(value) for value in UNUSED[name])
@@ -163,6 +175,8 @@ def _messages(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     value = given.get("messages", [])
     if type(value) is not list or not value:
         raise _wrong("messages", value, "has no message", 'send [{"role": "user", "content": "..."}]')
+    if len(value) > MESSAGES_MAX:
+        raise _wrong("messages", len(value), "are too many", f"send at most {MESSAGES_MAX}")
     return tuple(_message(f"messages[{at}]", one) for at, one in enumerate(value))
 
 
@@ -175,7 +189,7 @@ def _message(field: str, value: Any) -> Mapping[str, Any]:
         raise _wrong(f"{field}.role", role or "missing", "is no role", one_of(ROLES))
     for name in found:
         if name not in _MESSAGE:
-            raise _wrong(f"{field}.{name}", found[name], "no family here has that", "leave it out")
+            raise _wrong(f"{field}.{name[:VALUE_CHARS_MAX]}", found[name], "no family here has that", "leave it out")
     made = {"role": "system" if role == "developer" else role, "content": _content(field, found.get("content"))}
     return made | ({"name": _text(found, "name")} if "name" in found else {})
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dispatcher.fronts.openai.bodies import COMPLETION_TOKENS, Asked
 from dispatcher.fronts.openai.text import AnswerText
-from dispatcher.fronts.rest.generate import decode
+from dispatcher.fronts.rest.generate_codec import decode
 from dispatcher.request.contracts import Contract
 from dispatcher.request.decoupled import TOKENS_IN, TOKENS_OUT, engine_count
 from dispatcher.routing.core.receipts import SLICE

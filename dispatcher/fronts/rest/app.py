@@ -32,7 +32,7 @@ from dispatcher.fronts.rest.calls import (
     too_large,
     while_there,
 )
-from dispatcher.fronts.rest.codec_process import CodecProcess
+from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, CodecProcess
 from dispatcher.fronts.rest.generate import Generate
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core.tenants import ADMIN, Tenant
@@ -41,8 +41,6 @@ from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.rpc import status_of
 
 JSON_LENGTH: Final = "inference-header-content-length"
-PROCESS_BYTES: Final = 256 * 1024
-"""JSON from here on is read and written in a process of its own: others' requests must not wait for it."""
 HUGE_BYTES: Final = 4 * 2**20
 """JSON from here on has a second process: what takes tenths of a second must not wait for what takes seconds."""
 INDEX_BYTES_MAX: Final = 64 * 1024
@@ -70,8 +68,9 @@ class RestApp:
         self._json_limit = "rest_json_bytes_max" if json_bytes_max >= 0 else "message_bytes_max"
         most = min((PROMPT_BYTES_MAX, "a prompt"), (self._body_bytes_max, "message_bytes_max"))
         self._text_limit = min(most, (self._json_bytes_max, self._json_limit))
-        self._generate, self._openai = Generate(fronts), OpenAi(fronts, self._text_limit)
         self._large, self._huge = (CodecProcess(settings.rest_json_memory_bytes_max) for _ in range(2))
+        self._generate = Generate(fronts, self._process)
+        self._openai = OpenAi(fronts, self._text_limit, self._process)
 
     async def close(self) -> None:
         """Give back what the application holds."""
@@ -194,16 +193,17 @@ class RestApp:
         body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._body_bytes_max)
         if len(body) > self._body_bytes_max:
             raise too_large("the request is too large once decompressed", "message_bytes_max", self._body_bytes_max)
-        data, form = await self._decoded(ask, body, model, version)
+        caller = ask.caller(self._access, tenant)
+        data, form = await self._decoded(ask, body, model, version, caller.flow[0])
         if len(data) > self._body_bytes_max:
             raise too_large(f"the tensors have {len(data)} bytes", "message_bytes_max", self._body_bytes_max)
-        caller = ask.caller(self._access, tenant)
         answer = await while_there(ask.receive, self._inference.answer(data, caller))
         joined = answer.data
         if len(joined) < PROCESS_BYTES or form.all_binary:
             written, length = codec.encode(joined, form)
         else:
-            written, length = await self._process(len(joined)).encode(joined, form)
+            writing = self._process(len(joined)).encode(joined, form, caller.flow[0])
+            written, length = await while_there(ask.receive, writing)
         headers: tuple[tuple[bytes, bytes], ...] = ()
         content_type = b"application/json"
         if length is not None:
@@ -215,7 +215,9 @@ class RestApp:
             headers += ((b"content-encoding", encoding.encode()),)
         return HttpReply(200, written, headers, content_type)
 
-    async def _decoded(self, ask: HttpRequest, body: bytes, model: str, version: str) -> tuple[bytes, codec.OutputForm]:
+    async def _decoded(
+        self, ask: HttpRequest, body: bytes, model: str, version: str, line: str
+    ) -> tuple[bytes, codec.OutputForm]:
         length = _json_length(ask.headers.get(JSON_LENGTH), len(body))
         if length == 0 and body:
             config = (await self._contracts.fetch(model)).config.config
@@ -224,7 +226,8 @@ class RestApp:
             raise too_large(f"the JSON of a request has {length} bytes", self._json_limit, self._json_bytes_max)
         if length < PROCESS_BYTES:
             return codec.decode(body, length, model, version)
-        return await self._process(length).decode(body, length, model, version)
+        reading = self._process(length).decode(body, length, model, version, line)
+        return await while_there(ask.receive, reading)  # type: ignore[no-any-return]
 
     def _process(self, size: int) -> CodecProcess:
         return self._large if size < HUGE_BYTES else self._huge

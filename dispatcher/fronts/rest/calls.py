@@ -21,7 +21,7 @@ DISCARDED_BYTES_MAX: Final = 16 * 2**20
 UNREAD_S: Final = 60.0
 """How long an event waits for a client that does not read."""
 PROMPT_BYTES_MAX: Final = 4 * 2**20
-"""Body of a request for text, which is read in the worker's own process."""
+"""Body of a request for text."""
 EVENTS: Final = b"text/event-stream; charset=utf-8"
 STATUS: Final = {
     grpc.StatusCode.NOT_FOUND: 404,

@@ -1,10 +1,13 @@
 """Process beside a worker that reads and writes large JSON bodies: `json` and NumPy keep the interpreter's lock for as
 long as they work, in whatever thread, and nobody else would be answered meanwhile. It renders chat templates, too.
 
-It starts at the first large body, takes one after the other, and ends with its worker: its standard input ends then.
+It starts at the first large body and ends with its worker: its standard input ends then. It takes one call after the
+other: one of each tenant or host in turn, so that many calls of one do not delay the others. Who leaves while its call
+waits takes it along.
 """
 
 import asyncio
+import math
 import pickle
 import resource
 import struct
@@ -13,85 +16,135 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
+from weakref import WeakValueDictionary
 
-from dispatcher.fronts.openai import chat_templates
-from dispatcher.fronts.rest import codec
+from dispatcher.fronts.openai import bodies, chat_templates
+from dispatcher.fronts.rest import codec, generate_codec
 from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
+PROCESS_BYTES: Final = 256 * 1024
+"""JSON from here on is read and written in a process of its own: others' requests must not wait for it."""
+PROCESS_TEXT_BYTES: Final = 64 * 1024
+"""So is a request for text from here on: few are as large, and a KiB of them takes longer to check."""
 _LENGTH: Final = struct.Struct("<Q")
 _NO_MEMORY: Final = InvalidInput(
     "this JSON needs more memory than rest_json_memory_bytes_max, a setting of the dispatcher, allows",
-    remedy="send and ask for the binary data format",
+    remedy="send a smaller one, or send and ask for the binary data format",
 )
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "decode": codec.decode, "encode": codec.encode, "render": chat_templates.render,
+    "decode": codec.decode, "encode": codec.encode, "render": chat_templates.render, "asked": bodies.read_text,
+    "generate": generate_codec.read, "generated": generate_codec.write,
 }  # fmt: skip
+
+
+class _Line(asyncio.Lock):
+    """Calls of one tenant or host: the first of them stands in line with those of the others."""
+
+    calls = 0
 
 
 class CodecProcess:
     """Codec of large bodies, in a process of its own. Belongs to one event loop.
 
     `memory_bytes`: what the process takes beyond what it starts with; a body that needs more is refused. `limit_s`:
-    time of one call, beyond which the process is killed; None = no limit.
+    time of one call, beyond which the process is killed; None = no limit. `calls_max`: of one line at once. All calls
+    have a `line`, which names their tenant or host.
     """
 
-    def __init__(self, memory_bytes: int, limit_s: float | None = None) -> None:
+    def __init__(self, memory_bytes: int, limit_s: float | None = None, calls_max: float = math.inf) -> None:
         self._memory_bytes = memory_bytes
         self._limit_s = limit_s
+        self._calls_max = calls_max
+        self._lines = WeakValueDictionary[str, _Line]()
+        self._closed = False
         self._process: asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    async def decode(self, body: bytes, header_length: int, model: str, version: str) -> tuple[bytes, codec.OutputForm]:
+    async def decode(
+        self, body: bytes, header_length: int, model: str, version: str, line: str = ""
+    ) -> tuple[bytes, codec.OutputForm]:
         """Do what `codec.decode` does; raises what it does, and Unavailable."""
-        return await self._call("decode", body, header_length, model, version)  # type: ignore[no-any-return]
+        return await self._call(line, "decode", body, header_length, model, version)  # type: ignore[no-any-return]
 
-    async def encode(self, data: bytes, form: codec.OutputForm) -> tuple[bytes, int | None]:
+    async def encode(self, data: bytes, form: codec.OutputForm, line: str = "") -> tuple[bytes, int | None]:
         """Do what `codec.encode` does; raises what it does, and Unavailable."""
-        return await self._call("encode", data, form)  # type: ignore[no-any-return]
+        return await self._call(line, "encode", data, form)  # type: ignore[no-any-return]
 
-    async def render(self, template: str, messages: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    async def render(
+        self, template: str, messages: Sequence[Mapping[str, Any]], names: Mapping[str, str], line: str = ""
+    ) -> str:
         """Do what `chat_templates.render` does; raises what it does, and Unavailable."""
-        return await self._call("render", template, messages, names)  # type: ignore[no-any-return]
+        return await self._call(line, "render", template, messages, names)  # type: ignore[no-any-return]
+
+    async def asked(self, body: bytes, headers: Mapping[str, str], chat: bool, line: str = "") -> bodies.Asked:
+        """Do what `bodies.read_text` does; raises what it does, and Unavailable."""
+        return await self._call(line, "asked", body, headers, chat)  # type: ignore[no-any-return]
+
+    async def generate(self, body: bytes, metadata: bytes, model: str, version: str, line: str = "") -> bytes:
+        """Do what `generate_codec.read` does; raises what it does, and Unavailable."""
+        return await self._call(line, "generate", body, metadata, model, version)  # type: ignore[no-any-return]
+
+    async def generated(self, answer: bytes, line: str = "") -> bytes:
+        """Do what `generate_codec.write` does; raises what it does, and Unavailable."""
+        return await self._call(line, "generated", answer)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process, for good."""
+        self._closed = True
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await self._end()
 
-    async def _call(self, name: str, *args: Any) -> Any:
-        task = asyncio.create_task(self._exchange(pickle.dumps((name, args), pickle.HIGHEST_PROTOCOL)))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        ok, value = await asyncio.shield(task)  # a client that leaves must not leave half of an exchange behind
+    async def _call(self, line: str, name: str, *args: Any) -> Any:
+        turn = self._lines.setdefault(line, _Line())
+        if turn.calls >= self._calls_max:
+            raise Unavailable(f"{turn.calls} calls wait to be read or rendered", remedy="send fewer at once, or later")
+        turn.calls += 1
+        try:
+            async with turn:
+                await self._one_at_a_time.acquire()
+                task = asyncio.create_task(self._exchange(name, args))
+                task.add_done_callback(self._ended)
+                self._under_way.add(task)
+                ok, value = await asyncio.shield(task)  # a client that leaves must not leave half of an exchange behind
+        finally:
+            turn.calls -= 1
         if not ok:
             raise value
         return value
 
-    async def _exchange(self, request: bytes) -> tuple[bool, Any]:
-        async with self._one_at_a_time:
-            try:
-                process = await self._running()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                async with asyncio.timeout(self._limit_s):
-                    process.stdin.writelines((_LENGTH.pack(len(request)), request))
-                    await process.stdin.drain()
-                    (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-                    answer = await process.stdout.readexactly(length)
-            except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
-                await self._end()
-                raise Unavailable(
-                    f"the process for JSON bodies and chat templates is gone ({error!r})", remedy="try again"
-                ) from error
-            except asyncio.CancelledError:
-                await self._end()
-                raise
-            return pickle.loads(answer)  # type: ignore[no-any-return]
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        self._one_at_a_time.release()
+        if not task.cancelled():
+            task.exception()  # its caller may have left
+
+    async def _exchange(self, name: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
+        try:
+            process = await self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            request = pickle.dumps((name, args), pickle.HIGHEST_PROTOCOL)
+            async with asyncio.timeout(self._limit_s):
+                process.stdin.writelines((_LENGTH.pack(len(request)), request))
+                await process.stdin.drain()
+                (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
+                answer = await process.stdout.readexactly(length)
+        except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
+            await self._end()
+            raise Unavailable(
+                f"the process for JSON bodies and chat templates is gone ({error!r})", remedy="try again"
+            ) from error
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        return pickle.loads(answer)  # type: ignore[no-any-return]
 
     async def _running(self) -> asyncio.subprocess.Process:
+        if self._closed:
+            raise Unavailable("this dispatcher stops", remedy="try again")
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", __name__, str(self._memory_bytes),
@@ -115,6 +168,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         try:
             data = pickle.dumps((True, _answer(request)), pickle.HIGHEST_PROTOCOL)
         except TrefoilError as error:  # raised again by who asked; a bug ends this process with its traceback
+            error.value = None  # megabytes perhaps; the error's text shows its beginning
             data = pickle.dumps((False, error), pickle.HIGHEST_PROTOCOL)
         except MemoryError:
             data = pickle.dumps((False, _NO_MEMORY), pickle.HIGHEST_PROTOCOL)

@@ -7,8 +7,9 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.rest import codec
+from dispatcher.fronts.rest import codec, generate_codec
 from dispatcher.fronts.rest.codec_process import CodecProcess
+from tests.support.dispatching import until
 from trefoil.core.errors import InvalidInput, Unavailable
 
 ROUNDS_MAX = 10  # what shares this core or its memory makes a round slower, for a while
@@ -34,6 +35,7 @@ async def test_it_says_what_the_codec_says(beside):
     answer.raw_output_contents.append(b"\1\2\3")
     data = answer.SerializeToString()
     assert await beside.encode(data, codec.OutputForm()) == codec.encode(data, codec.OutputForm())
+    assert await beside.generated(data) == generate_codec.write(data)
     with pytest.raises(InvalidInput) as direct:
         codec.decode(b"[]", 2, "m", "")
     with pytest.raises(InvalidInput) as beside_it:
@@ -74,6 +76,55 @@ async def test_a_client_that_leaves_disturbs_nobody_and_a_dead_process_is_replac
             continue
         break
     assert found == codec.decode(small, len(small), "m", "")
+
+
+async def test_who_waits_has_its_turn_after_one_call_of_each_other_and_who_left_has_none(beside, monkeypatch):
+    begun, ended = list[str](), list[str]()
+    exchange = beside._exchange
+
+    async def counted(name, args):
+        begun.append(args[2])
+        return await exchange(name, args)
+
+    async def call(line: str, model: str) -> None:
+        body = body_of(3)
+        await beside.decode(body, len(body), model, "", line)
+        ended.append(line)
+
+    monkeypatch.setattr(beside, "_exchange", counted)
+    crowd = [asyncio.create_task(call("crowd", f"crowd {n}")) for n in range(8)]
+    await until(lambda: begun)
+    single = asyncio.create_task(call("single", "single"))
+    await asyncio.sleep(0)
+    for leaving in crowd[4:]:
+        leaving.cancel()
+    await asyncio.gather(single, *crowd[:4])
+    await asyncio.gather(*crowd[4:], return_exceptions=True)
+    assert ended[:2] == ["crowd", "single"], "the others of the crowd came earlier"
+    assert sorted(begun) == [f"crowd {n}" for n in range(4)] + ["single"]
+
+
+async def test_no_line_grows_without_end():
+    made = CodecProcess(2**30, calls_max=2)
+    try:
+        body = body_of(3)
+        calls = [asyncio.create_task(made.decode(body, len(body), "m", "", "crowd")) for _ in range(5)]
+        single = asyncio.create_task(made.decode(body, len(body), "m", "", "single"))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(one, Unavailable) for one in found] == [False] * 2 + [True] * 3
+        assert await single == found[0]
+        assert await made.decode(body, len(body), "m", "", "crowd") == found[0]
+    finally:
+        await made.close()
+    with pytest.raises(Unavailable, match="stops"):
+        await made.decode(body, len(body), "m", "")
+
+
+async def test_an_error_does_not_bring_a_large_value_back(beside):
+    body = json.dumps({"model": [[] for _ in range(1000)]}).encode()
+    with pytest.raises(InvalidInput, match=r"model = \[\[\], \[\].*is no text") as caught:
+        await beside.asked(body, {}, chat=False)
+    assert caught.value.value is None
 
 
 async def test_a_body_that_needs_too_much_memory_is_refused_and_the_next_is_read():

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.openai import bodies
 from dispatcher.fronts.openai.engines import text_inputs
-from dispatcher.fronts.rest.generate import PARAMETERS, encode
+from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
 from dispatcher.request.contracts import Contract, published
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.given.llm_backends import complete_vllm
@@ -82,7 +82,7 @@ def test_headers_are_request_parameters_which_the_body_overrides():
 def test_a_header_that_is_no_number_is_refused_by_name(name, value):
     asked = read(TEXT, **{f"trefoil_{name}": value})
     with pytest.raises(InvalidInput, match=name):
-        encode({"text_input": "x", PARAMETERS: dict(asked.parameters)}, VLLM, "m")
+        encode({"text_input": "x", PARAMETERS: dict(asked.parameters)}, VLLM.metadata, "m")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,9 @@ def test_a_header_that_is_no_number_is_refused_by_name(name, value):
         ({"logit_bias": {"1": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_token": 5}, "did you mean max_tokens"),
+        ({"messages": CHAT["messages"] * 1025}, "messages = 1025: are too many. Remedy: send at most 1024"),
+        ({f"trefoil_{n}": 1 for n in range(300)}, "a body has 302 keys. Remedy: send at most 256"),
+        ({"k" * 10_000: 1}, "^k{200}: is no parameter"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(change, words):
@@ -147,7 +150,7 @@ def test_tensorrt_llm_gets_a_tensor_for_each_parameter_that_it_has():
         "text_input": "hello", "max_tokens": 512, "temperature": 0.5, "seed": 3, "stop_words": ["x", "y"],
         "stream": True, "return_num_output_tokens": True,
     }  # fmt: skip
-    message = pb.ModelInferRequest.FromString(encode(found, contract(TRT), "trt"))
+    message = pb.ModelInferRequest.FromString(encode(found, contract(TRT).metadata, "trt"))
     assert {tensor.name: list(tensor.shape) for tensor in message.inputs}["stop_words"] == [1, 2]
     with pytest.raises(InvalidInput, match=r"top_p = 0\.5: m has no such parameter"):
         text_inputs(contract(TRT), read({**CHAT, "top_p": 0.5}), "hello")
@@ -181,7 +184,8 @@ def made_of(body: dict[str, Any], chat: bool, family: Contract) -> Any:
     try:
         asked = bodies.read(body, {}, chat)
         inputs = text_inputs(family, asked, asked.prompt)
-        return pb.ModelInferRequest.FromString(encode({**inputs, PARAMETERS: dict(asked.parameters)}, family, "m"))
+        parameters = {PARAMETERS: dict(asked.parameters)}
+        return pb.ModelInferRequest.FromString(encode(inputs | parameters, family.metadata, "m"))
     except InvalidInput as error:
         return error
 
