@@ -260,13 +260,13 @@ class DecidingCore:
         answer's own, as an exploration concludes it."""
         wanted = decision or answer.decision
         judgement = verdict = await self.ports.compute(lambda: self._verdict(judged, trigger, wanted))
-        if decision is None and not self._is_news(view, trigger, verdict):
+        if decision is None and not await self.ports.compute(lambda: self._is_news(view, trigger, judgement)):
             await self._set_basis(view, verdict)
             return
-        plan, effect = verdict.plan, verdict.outcome
-        if plan is not None:
-            effect = self._count(trigger.cause, reconfigures(self.current, plan))
-            plan = self._numbered(view, plan)
+        plan, effect, before = verdict.plan, verdict.outcome, self.current
+        if (planned := plan) is not None:
+            effect = self._count(trigger.cause, await self.ports.compute(lambda: reconfigures(before, planned)))
+            plan = self._numbered(view, planned)
         verdict = replace(verdict, decision=answer.decision)  # a replay compares with what the planner made
         await self._record(view, trigger, answer, verdict, effect, plan or self.current, versions)
         plans = self._plans_with(plan) if plan is not None else self.plans
