@@ -1,7 +1,8 @@
 """Settings files that win: with `declared`, objectives, mode and watt cap are what the files say, also after a change.
 
-Read again every PERIOD_S, by whoever leads. A file that is wrong changes nothing, and `status` says why. Commands that
-would change what the files say are refused with the file's name.
+Read every PERIOD_S, by whoever leads; what two readings in a row agree on is put in force, so that a file that is half
+written stops no family. A file that is wrong changes nothing, and `status` says why. Commands that would change what
+the files say are refused with the file's name.
 """
 
 import asyncio
@@ -39,14 +40,14 @@ class DeclaredSettings:
     ) -> None:
         self._source, self._read, self._loop, self._files = source, read, loop, files
         self._leadership = leadership
-        self._started = loop.settings
+        self._started = self._seen = loop.settings
         self.why = ""
         """Why the files, as they are now, are not in force."""
 
     def refuse(self, what: str) -> None:
         """Refuse a command that would change what the files say; raises InvalidInput."""
         if self._started.declared:
-            remedy = f"change {self._source}: it is read again within {PERIOD_S:g} s"
+            remedy = f"change {self._source}: it is taken within {2 * PERIOD_S:g} s"
             raise InvalidInput("the settings declare it", field="declared", value=what, remedy=remedy)
 
     async def run(self) -> None:
@@ -63,7 +64,8 @@ class DeclaredSettings:
                 raise SettingError(
                     "only a start changes that", field="declared", value=False, remedy="restart the controller"
                 )
-            if self._leadership.epoch:
+            seen, self._seen = self._seen, wanted
+            if self._leadership.epoch and wanted == seen:
                 await self._adopt(wanted)
             why = self._waits(wanted)
         except (Fenced, StateUnavailable):

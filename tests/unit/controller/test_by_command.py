@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.__main__ import starting_objectives
+from controller.loop import declared
 from controller.loop.control_loop import load_by_command, load_saved_state
 from controller.loop.core.decision import ControlState
 from controller.loop.core.saved_state import overrides
@@ -264,25 +265,28 @@ def test_a_family_that_the_settings_do_not_name_is_shown():
 
 def test_declared_settings_are_in_force_as_their_files_change_and_commands_are_refused(monkeypatch):
     def work(operator: Operator) -> None:
-        operator.does(lambda: operator.edit(EDITED), 6.0)
+        operator.does(lambda: operator.edit({"objectives": ()}), 1.9)  # half written, for less than a period
+        operator.does(lambda: operator.edit(EDITED), 5.0)
         operator.looks("edited")
         both = changed(codec.to_proto(Objective(FAMILY, slo_ms=300.0)))
         operator.asks("objective", "SetObjectives", both)
         operator.asks("mode", "SetMode", pb.SetModeRequest(mode=int(ActMode.ACT)))
         operator.asks("stop", "StopFamily", pb.StopFamilyRequest(family=FAMILY))
         wrong = ONE | {"slo": {"latency_ms": 0.001}, "family": "nothing"}
-        operator.does(lambda: operator.edit({"objectives": (wrong,), "max_watts": 1.0}), 6.0)
+        operator.does(lambda: operator.edit({"objectives": (wrong,), "max_watts": 1.0}), 5.0)
         operator.looks("wrong")
-        operator.does(lambda: operator.edit(AGAIN | {"policy": "base"}), 6.0)
+        operator.does(lambda: operator.edit(AGAIN | {"policy": "base"}), 5.0)
         operator.looks("again")
 
     monkeypatch.setitem(virtual.SETTINGS, "declared", True)
-    seen, _ = played(monkeypatch, work)
+    monkeypatch.setattr(declared, "PERIOD_S", 2.0)
+    seen, system = played(monkeypatch, work)
     assert in_force(seen, "edited") == (450.0, 2, 7000.0, "OBSERVE")
     assert list(seen["edited"].overrides) == []
+    assert not [note for note in system.log if "out of service" in note]
     for name, what in (("objective", "objectives"), ("mode", "mode"), ("stop", "objectives")):
         assert str(seen[name]) == (
-            f"declared = '{what}': the settings declare it. Remedy: change controller.toml: it is read again within 5 s"
+            f"declared = '{what}': the settings declare it. Remedy: change controller.toml: it is taken within 4 s"
         )
     assert in_force(seen, "wrong") == (450.0, 2, 7000.0, "OBSERVE"), "a wrong file changes nothing"
     assert "family = 'nothing'" in " ".join(seen["wrong"].overrides)

@@ -10,6 +10,8 @@ ask() { trefoil node "$@" --target localhost:8103; }
 
 in_service() { ask show --json | python -c 'import json, sys; [print(d["device"]) for d in json.load(sys.stdin)["node"]["devices"] if not d["cordon"]]'; }
 
+warn() { echo "warning: $1: the agent refused" >&2; }
+
 case $1 in
 run)
     config=$2
@@ -19,13 +21,13 @@ run)
     (
         [ -s $drained ] || exit 0
         until ask show >/dev/null 2>&1; do sleep 1; done
-        while read -r device; do ask drain "$device" --release >/dev/null; done <$drained
+        while read -r device; do ask drain "$device" --release >/dev/null || warn "$device"; done <$drained
         rm $drained
     ) &
     exec python -P -m power_agent --config "$config" ;;
 drain)
     in_service >$drained || echo "warning: the agent does not answer, so nothing is drained" >&2
-    while read -r device; do ask drain "$device" --why "$why" --patience "$DRAIN_S" >/dev/null; done <$drained
-    while read -r device; do ask drain "$device" --why "$why" --patience "$DRAIN_S" --wait $((DRAIN_S + 30)) >/dev/null; done <$drained
+    while read -r device; do ask drain "$device" --why "$why" --patience "$DRAIN_S" >/dev/null || warn "$device"; done <$drained
+    while read -r device; do ask drain "$device" --why "$why" --patience "$DRAIN_S" --wait $((DRAIN_S + 30)) >/dev/null || warn "$device"; done <$drained
     [ ! -d /run/trefoil-node ] || touch /run/trefoil-node/drained ;;
 esac

@@ -20,7 +20,7 @@
 {{- include "trefoil.models" . }}
 {{- end }}
 
-{{/* (root, names of nodes). The pairs of all of them: renewed ones come without a restart, and a DaemonSet has one volume. */}}
+{{/* (root, names of nodes, size of shared memory). The pairs of all of them: renewed ones come without a restart, and a DaemonSet has one volume. */}}
 {{- define "trefoil.agentVolumes" -}}
 {{- $root := index . 0 }}
 {{- $name := include "trefoil.name" $root }}
@@ -53,6 +53,6 @@
 - name: tmp
   emptyDir: {medium: Memory, sizeLimit: 64Mi}
 - name: shm
-  emptyDir: {medium: Memory, sizeLimit: 1Gi}
+  emptyDir: {medium: Memory, sizeLimit: {{ index . 2 }}}
 {{- include "trefoil.modelsVolume" $root }}
 {{- end }}
