@@ -31,7 +31,6 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = ROOT / "deploy" / "helm" / "trefoil"
 RATE_PER_S: Final = 100
 ANSWERED_MIN: Final = 10_000
-FIRST_ANSWER_S: Final = 240.0
 NAMESPACE: Final = "default"
 VERSIONS: Final = ("1.30", "1.31", "1.32", "1.33", "1.34", "")  # "": the newest
 SETS: Final[dict[str, tuple[str, ...]]] = {
@@ -53,10 +52,10 @@ REFUSED: Final = {
 }
 
 
-def rendered(helm: str, values: Sequence[str], release: str = "trefoil") -> list[Any]:
+def rendered(helm: str, values: Sequence[str]) -> list[Any]:
     """Manifests of the chart with these values."""
     given = [word for value in values for word in ("--set", value)]
-    text = run(helm, "template", release, str(CHART), "--namespace", NAMESPACE, *given)
+    text = run(helm, "template", "trefoil", str(CHART), "--namespace", NAMESPACE, *given)
     return [each for each in yaml.safe_load_all(text) if each]
 
 

@@ -187,7 +187,7 @@ class Machines:
         self.plane = Plane(self.state)
         await self.publish()
 
-    async def kill_owner(self, owner: str) -> None:
+    async def kill_first_dispatcher(self) -> None:
         """Kill the first dispatcher, whether or not it owns the jobs, and start it again."""
         dying = self.dispatchers.pop(0)
         assert dying.process is not None
@@ -301,7 +301,7 @@ async def troubled(run: Machines, jobs: Jobs, name: str, faults: Sequence[str], 
         say(f"{fault}, at {now.answered} of {items} items")
         match fault:
             case "kill a dispatcher":
-                await run.kill_owner(now.owner)
+                await run.kill_first_dispatcher()
             case "kill a Triton":
                 await run.kill_triton()
             case "empty Redis":

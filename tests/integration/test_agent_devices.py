@@ -29,7 +29,6 @@ from trefoil.runtime.keys import Keys
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 A100, T4, H100 = "A100-SXM4-40GB", "Tesla T4", "H100-SXM5-80GB"
-LOG_TAIL = 3000
 
 
 class Bench:

@@ -24,7 +24,6 @@ from trefoil.simulated_node.node_server import NodeServer
 from trefoil.simulated_node.settings import NodeSettings
 
 FIRST_PID: Final = 2**23  # above any real one: a signal to it hits nobody
-HUNG_S: Final = 3600.0
 
 
 class FakeProcess:

@@ -19,7 +19,6 @@ from trefoil.profiler.sensitivity import OperatorScore, s_of
 from trefoil.runtime.given.onnx_file import check_external_data
 
 MEBIBYTE: Final = 2**20
-CACHE: Final = "PAST_"  # inputs that are the cache of one block, by its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,55 +102,6 @@ def graph_stages(
         shape = by_name[maker].shape if end < len(nodes) and maker else ()
         found.append(GraphStage(ins, outs, tuple(one.name for one in own), time_ms, s_of(own), memory, shape))
     return found
-
-
-def block_stages(model: Any, stages: int) -> list[GraphStage]:
-    """Stages of a generative family's graph (`_shared/decoding.py`): whole blocks, as many on each as on any other or
-    one more, and with each block its cache. Between two stages passes the tensor between two blocks; whatever else a
-    stage reads of the graph's inputs it gets as it is. Times and s are not known: 0.
-
-    Raises:
-        CatalogError: it has fewer blocks than stages, or no single tensor between two of them.
-    """
-    graph, nodes = model.graph, computing(model.graph)
-    firsts = _block_reads(nodes)
-    if len(firsts) < stages:
-        raise CatalogError(
-            f"has {len(firsts)} blocks with caches", field="--stages", value=stages, remedy="fewer stages"
-        )
-    inputs, outputs = {value.name for value in graph.input}, {value.name for value in graph.output}
-    later = {name: at for at, node in enumerate(nodes) for name in _reads(node)}  # last read
-    crossing = [
-        {name for name in names - inputs if name not in outputs or later.get(name, -1) >= at}
-        for at, names in enumerate(_crossing(graph, nodes))
-    ]
-    cuts, passed = [0], [""]
-    for stage in range(1, stages):
-        block = stage * len(firsts) // stages
-        at = next((i for i in range(firsts[block], firsts[block - 1], -1) if len(crossing[i]) == 1), None)
-        if at is None:
-            raise CatalogError(f"no single tensor passes into block {block}", field="--stages", value=stages)
-        cuts.append(at)
-        passed.append(next(iter(crossing[at])))
-    weights, found = _weights_mib(graph), []
-    for number, (begin, end) in enumerate(pairwise([*cuts, len(nodes)])):
-        own = nodes[begin:end]
-        read, made = set().union(*map(_reads, own)), {name for node in own for name in node.output}
-        ins = [*passed[number : number + 1], *(v.name for v in graph.input if v.name in read)]
-        outs = [*(v.name for v in graph.output if v.name in made), *passed[number + 1 : number + 2]]
-        names = tuple(node.name for node in own)
-        found.append(GraphStage(tuple(filter(None, ins)), tuple(outs), names, 0.0, 0.0, _memory_mib(own, weights)))
-    return found
-
-
-def _block_reads(nodes: Sequence[Any]) -> list[int]:
-    """Where the cache of each block is read first, in their order."""
-    found: dict[str, int] = {}
-    for at, node in enumerate(nodes):
-        for name in _reads(node):
-            if name.startswith(CACHE):
-                found.setdefault(name.rpartition("_")[2], at)
-    return sorted(found.values())
 
 
 def write_stages(model: Path, stages: Sequence[GraphStage], out: Path) -> list[Path]:

@@ -28,6 +28,7 @@ from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 SHUTDOWN_S: Final = 4.0  # for all components together: a service is gone 5 s after SIGTERM
+GRACE_S: Final = 1.0  # for calls under way when a server stops
 OFFSET: Final = "trefoil_clock_offset_seconds"
 OFFSET_POLL_S: Final = 10.0
 OFFSET_WARN_S: Final = 0.5
@@ -197,13 +198,11 @@ class ServerComponent:
     def __init__(
         self,
         make: Callable[[], rpc.RpcServer],
-        grace_s: float = 1.0,
         report: Callable[[rpc.RpcServer], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`report` runs as long as the server and keeps the health of named conditions."""
         self._make = make
         self._report = report
-        self._grace_s = grace_s
         self._stopping = False
         self.server: rpc.RpcServer | None = None
 
@@ -230,7 +229,7 @@ class ServerComponent:
     async def shutdown(self) -> None:
         assert self.server is not None
         self._stopping = True
-        await self.server.stop(self._grace_s)
+        await self.server.stop(GRACE_S)
 
     def not_ready(self) -> str:
         """Reason why nobody should ask this service yet, or any more; "" when all may."""

@@ -22,7 +22,6 @@ from trefoil.runtime.repository import load_catalog
 
 COMPOSE_LEAST: Final = (2, 3)
 GIB: Final = 2**30
-MEMORY_GIB_LEAST: Final = 4
 SOCKET: Final = Path("/var/run/docker.sock")
 OTHERS: Final = 0o004
 WORKING_DIR: Final = "com.docker.compose.project.working_dir"
