@@ -199,15 +199,8 @@ class Fitting:
             device, kind, shape, clock_mhz = self._place(model)
             fit = self.fits[device.board]
             memory_mib = round(device.gauges.get("used_mib", MEMORY_MIB) / len(self.found.on(device.name)))
-            known = (
-                1.0 if accuracy is None else accuracy,
-                "trefoil assess --accuracy",
-                memory_mib,
-                LOAD_S,
-                0,
-                "not known",
-            )
-            variants.append(Variant(own, number, *known))
+            known = (accuracy if accuracy is not None else 1.0, "trefoil assess --accuracy", memory_mib, LOAD_S, 0)
+            variants.append(Variant(own, number, *known, "not known"))
             one.served[model.name], one.sigma_j = own, max(one.sigma_j, fit.sigma[model.name])
             batch, ms = max(1, round(model.batch)), max(model.service_ms, LEAST_MS)
             point = ProfilePoint(

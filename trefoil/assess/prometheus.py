@@ -49,10 +49,10 @@ def open_client(
     except (OSError, ssl.SSLError) as error:
         remedy = "name a PEM file with certificates"
         raise system_error(SettingError, error, "be read", tls_ca, field="--tls-ca", remedy=remedy) from error
-    if not f"{token}{user}{headers}".isascii():
-        raise SettingError(
-            "not ASCII", field="--token-file, --user, --header", remedy="write them as HTTP can send them"
-        )
+    token, words = token.strip(), "".join([token.strip(), user, *(f"{k}{v}" for k, v in (headers or {}).items())])
+    if not (words.isascii() and words.isprintable()):
+        why, remedy = "not ASCII, or of several lines", "write them as HTTP can send them"
+        raise SettingError(why, field="--token-file, --user, --header", remedy=remedy)
     own = {"User-Agent": "trefoil-assess"} | ({"Authorization": f"Bearer {token}"} if token and not user else {})
     auth = httpx.BasicAuth(user, token) if user else None
     return httpx.Client(verify=trust, headers=own | dict(headers or {}), auth=auth, timeout=TIMEOUT_S)
@@ -70,7 +70,7 @@ class Asked:
 
 
 def base_url(url: str, option: str) -> str:
-    """URL without a last slash; raises SettingError: it is no http(s) URL, or holds a password."""
+    """URL without a last slash; raises SettingError: it is no http(s) URL, or holds a password or query."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -80,6 +80,9 @@ def base_url(url: str, option: str) -> str:
     if parts.username or parts.password:
         remedy = "put the password into a file: --token-file FILE --user NAME"
         raise SettingError("a URL holds no password", field=option, value=parts.hostname, remedy=remedy)
+    if parts.query or parts.fragment:
+        remedy = "end the URL before '?' and '#'; send keys with --header NAME=VALUE"
+        raise SettingError("a URL holds no query", field=option, value=parts.hostname, remedy=remedy)
     return url.rstrip("/")
 
 

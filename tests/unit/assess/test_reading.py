@@ -172,11 +172,22 @@ def test_drops_of_an_answer_end_too(monkeypatch):
         done.set()
 
 
-@pytest.mark.parametrize("url", ["localhost:9090", "ftp://x", "http://", "http://[x", "http://me:secret@host:9090"])
+@pytest.mark.parametrize(
+    "url", ["localhost:9090", "ftp://x", "http://", "http://[x", "http://me:secret@host:9090", "http://x/?key=secret"]
+)
 def test_what_is_no_url_is_refused_without_its_password(url):
     with pytest.raises(SettingError) as raised:
         Prometheus(url, open_client()).read(0.0, 3600.0)
     assert "secret" not in str(raised.value)
+
+
+def test_a_token_loses_its_newline_and_words_of_several_lines_are_refused_unsaid(series):
+    api = Api(series, token="right")
+    read(api, token="right\n")
+    for access in ({"token": "sec\nret"}, {"headers": {"X-Scope-OrgID": "sec\r\nret"}}):
+        with pytest.raises(SettingError, match="--token-file, --user, --header: not ASCII") as raised:
+            open_client(**access)
+        assert "sec" not in str(raised.value).replace("--", "")
 
 
 def test_nothing_listens_there():
