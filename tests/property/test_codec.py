@@ -8,6 +8,7 @@ import math
 import pkgutil
 import struct
 import typing
+from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -20,7 +21,8 @@ from trefoil.core import carbon, errors, plan
 from trefoil.core.common import Provenance, Revision
 from trefoil.core.demand import LoadCell, LoadKey, TableAck
 from trefoil.core.device_types import DEVICE_TYPES, reported_type
-from trefoil.core.fleet import DeviceState, DeviceType, SliceKey, SliceStatus
+from trefoil.core.fleet import ClockLease, DeviceState, DeviceType, SliceKey, SliceStatus
+from trefoil.core.objective import Objective
 from trefoil.runtime import codec
 
 FILES = (common_pb2, carbon_pb2, fleet_pb2, plan_pb2, energy_pb2, load_pb2)
@@ -191,6 +193,37 @@ def test_what_an_older_version_kept_is_read_without_the_fields_that_are_gone():
     kept = '{"family":"digits","lane":"any","router":"weighted"}'
     assert codec.from_json(plan.Route, kept) == plan.Route("digits", "weighted")
     assert codec.from_json(LoadKey, '{"family":"digits","lane":"any"}') == LoadKey("digits")
+
+
+KEPT = dict(line.split(": ") for line in Path(__file__).with_name("kept_fields.txt").read_text().splitlines())
+"""Fields of what lies on disk or in Redis as JSON, by class, in the version before."""
+
+
+def kept_class(name: str) -> type:
+    module, _, found = name.rpartition(".")
+    return getattr(importlib.import_module(module), found)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_without_new_features_json_has_the_keys_that_the_version_before_knows(name):
+    cls = kept_class(name)
+    needed = (f for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING)
+    made = cls(**{field.name: None for field in needed})
+    assert sorted(codec.to_plain(made)) == sorted(KEPT[name].split())
+
+
+def test_new_fields_stand_in_json_once_they_are_used():
+    for cls, names in codec.ADDED.items():
+        kept = KEPT[f"{cls.__module__}.{cls.__name__}"].split()
+        assert not names & set(kept)
+        fields = {field.name for field in dataclasses.fields(cls)}
+        assert fields == names | set(kept)
+    chat = Objective("chat", slo_ms=900.0, ttft_ms=200.0, ttft_quantile=0.95)
+    assert codec.to_plain(chat)["ttft_ms"] == 200.0
+    assert "tpot_ms" not in codec.to_plain(chat)
+    assert codec.from_json(Objective, codec.to_json(chat)) == chat
+    lease = ClockLease("n/gpu0", power_limit_w=200.0)
+    assert codec.from_json(ClockLease, codec.to_json(lease)) == lease
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

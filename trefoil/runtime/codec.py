@@ -21,11 +21,21 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
-from trefoil.core import carbon, common, demand, energy, errors, fleet, latency, objective, plan
+from trefoil.core import carbon, catalog, common, demand, energy, errors, fleet, latency, objective, plan
 from trefoil.core.device_types import reported_type
 
 RETIRED: Final = frozenset({"lane"})
 """Fields that messages had once; a record, plan or table on disk may still have them."""
+ADDED: Final[Mapping[type, frozenset[str]]] = {
+    catalog.Family: frozenset({"token_classes"}),
+    demand.LoadCell: frozenset({"streams"}),
+    demand.Measured: frozenset({"tokens"}),
+    fleet.ClockLease: frozenset({"power_limit_w"}),
+    objective.Objective: frozenset({"ttft_ms", "ttft_quantile", "tpot_ms", "tpot_quantile"}),
+    plan.Route: frozenset({"class_token_slo"}),
+}
+"""Fields that the version before does not know, by class: JSON leaves them out at their default, so that a rollback
+reads it, and signatures of it hold."""
 MESSAGES: Final[Mapping[type, type[Message]]] = {
     common.Revision: common_pb2.Revision,
     common.Lease: common_pb2.Lease,
@@ -221,7 +231,11 @@ def _level(obj: Any, inner: Callable[[Any], Any]) -> Any:
         return obj.name
     cls: Any = type(obj)
     if (names := _field_names(cls)) is not None:
-        return {name: inner(getattr(obj, name)) for name in names}
+        found = {name: inner(getattr(obj, name)) for name in names}
+        for name, default in _added(cls):
+            if getattr(obj, name) == default:
+                del found[name]
+        return found
     if isinstance(obj, IntEnum):
         return obj.name
     if isinstance(obj, Mapping):
@@ -238,6 +252,15 @@ def _level(obj: Any, inner: Callable[[Any], Any]) -> Any:
 def _field_names(cls: Any) -> tuple[str, ...] | None:
     """Names of a dataclass' fields; None of any other class."""
     return tuple(field.name for field in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else None
+
+
+@functools.cache
+def _added(cls: Any) -> tuple[tuple[str, Any], ...]:
+    """Fields that the version before does not know, and their defaults."""
+    added = (field for field in dataclasses.fields(cls) if field.name in ADDED.get(cls, ()))
+    return tuple(
+        (f.name, f.default if f.default_factory is dataclasses.MISSING else f.default_factory()) for f in added
+    )
 
 
 def from_plain(annotation: Any, tree: Any, path: str = "") -> Any:
