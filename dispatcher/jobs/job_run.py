@@ -81,6 +81,7 @@ class JobRun:
         self._later: list[Item] = []
         self._results: list[Result] = []
         self._running: dict[SliceKey, asyncio.Task[None]] = {}
+        self._writing = asyncio.Lock()
         self._spending_g = 0.0  # of batches under way
         self._group: asyncio.TaskGroup | None = None
         self._allowance = Allowance()
@@ -307,13 +308,16 @@ class JobRun:
 
     async def flush(self) -> None:
         """Write what is not written yet, as far as the disk takes it."""
-        results = self._results[:UNWRITTEN_MAX]
-        try:
-            await on_disk(self.owned.write, results)
-        except OSError as error:
-            self._disk.begin(self.owned.path, error)
-            return
-        del self._results[: len(results)]
+        async with self._writing:  # two at once would write the same results twice
+            results = self._results[:UNWRITTEN_MAX]
+            if not results:
+                return
+            try:
+                await on_disk(self.owned.write, results)
+            except OSError as error:
+                self._disk.begin(self.owned.path, error)
+                return
+            del self._results[: len(results)]
         ledger = self.owned.ledger
         self._rate.add(self._clock.monotonic_s(), ledger.answered + ledger.failed)
         self._disk.end()
@@ -337,10 +341,13 @@ class JobRun:
             await asyncio.wait(self._running.values())
             await asyncio.sleep(0)
         await self.flush()
+        while self._results and not self._disk.why:
+            await self.flush()
 
     async def end(self, state: JobState, why: str) -> None:
         """End the job, with all its results on disk. Raises OSError."""
-        await on_disk(self.owned.end, state, self._clock.now_s(), why)
+        async with self._writing:
+            await on_disk(self.owned.end, state, self._clock.now_s(), why)
 
     async def drop(self) -> None:
         """Stop at once: another worker may own it. What is not written is done again."""

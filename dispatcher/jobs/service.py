@@ -25,6 +25,7 @@ from trefoil.runtime.security.scopes import check_request
 NAME: Final = "trefoil.dispatcher.v1.Jobs"
 WATCH_S: Final = 0.5
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
+MESSAGE_ITEMS: Final = 1000  # of items at once, with a result or without
 UPLOADS_MAX: Final = 8
 UNRESULTED: Final = "CANCELLED"
 """Code of items that were not run because their job had ended."""
@@ -150,7 +151,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     def _results(self, reader: JobReader, first: int) -> tuple[Any, int]:
         message = jobs_pb2.GetResultsResponse()
         found, after = reader.results(first, MESSAGE_BYTES)
-        known, ledger = dict(found), reader.ledger
+        known, ledger, after = dict(found), reader.ledger, min(after, first + MESSAGE_ITEMS)
         for item in range(first, after):
             if item in known:
                 message.results.add().MergeFromString(known[item])
