@@ -295,6 +295,26 @@ async def test_an_error_after_the_first_token_is_an_event_and_nothing_follows(cl
     assert world.idle
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "grace_s"),
+    [("/v1/completions", "prompt", 0.2), ("/v2/models/speller/generate_stream", "text_input", 0.0)],
+)
+async def test_a_dispatcher_that_stops_says_so_in_the_last_event(world, path, field, grace_s):
+    world.local.settings = world.local.settings.model_copy(update={"stop_grace_s": grace_s})
+    body = {"model": "speller", field: spelt(*[b"on"] * 2000, ms=20), "stream": True}
+    url, got = f"http://{world.running.rest_address}{path}", b""
+    async with httpx.AsyncClient(timeout=60.0) as plain, plain.stream("POST", url, json=body) as answer:
+        async for data in answer.aiter_raw():
+            if not got:
+                stopping = asyncio.create_task(world.running.rest.shutdown())
+            got += data
+    await stopping
+    error = json.loads(got.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
+    message = error["message"] if field == "prompt" else error
+    assert message == "the dispatcher is stopping. Remedy: send the request again"
+    await until(lambda: world.idle)
+
+
 async def test_a_token_is_the_api_key_and_limits_are_those_of_the_tenant(state, tmp_path, tritons):
     tenants = tmp_path / "tenants.toml"
     tenants.write_text(TENANT.format(hashlib.sha256(b"sesame").hexdigest()))

@@ -3,6 +3,7 @@
 A request becomes one of the generate extension and goes the way of every other one. Errors have OpenAI's shape.
 """
 
+import asyncio
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from dispatcher.fronts.openai.bodies import Asked
 from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import (
+    STOPPING,
     EventStream,
     HttpError,
     HttpReply,
@@ -133,6 +135,10 @@ class OpenAi:
             await events.event(_refusal(error).body)
             await events.end()
             return None
+        except asyncio.CancelledError:
+            if self._local.draining:
+                await events.cut(_refusal(STOPPING).body)
+            raise
         if not asked.stream:
             return HttpReply(200, chunks.whole("".join((*texts, rest))))
         if rest:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 DISCARDED_BYTES_MAX: Final = 16 * 2**20
 UNREAD_S: Final = 60.0
 """How long an event waits for a client that does not read."""
+CUT_S: Final = 1.0
+"""How long the last event of a response that is cut off waits for such a client."""
+STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: send the request again")
 PROMPT_BYTES_MAX: Final = 4 * 2**20
 """Body of a request for text."""
 EVENTS: Final = b"text/event-stream; charset=utf-8"
@@ -134,6 +138,14 @@ class EventStream:
     async def end(self) -> None:
         """End the response."""
         await self._write(b"", more=False)
+
+    async def cut(self, error: bytes) -> None:
+        """End a response that has begun with an error, as far as its client reads."""
+        if self.started:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_S):
+                    await self.event(error)
+                    await self.end()
 
     async def _write(self, data: bytes, more: bool) -> None:
         if not self.started:

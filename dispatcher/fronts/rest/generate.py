@@ -1,5 +1,6 @@
 """Triton's generate extension: /generate and /generate_stream (docs/protocol/extension_generate.md, http_server.cc)."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -7,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest import generate_codec
-from dispatcher.fronts.rest.calls import EventStream, HttpReply, HttpRequest, error_body, while_there
+from dispatcher.fronts.rest.calls import STOPPING, EventStream, HttpReply, HttpRequest, error_body, while_there
 from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, PROCESS_TEXT_BYTES, CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.routing.core.receipts import SLICE
@@ -22,7 +23,7 @@ class Generate:
 
     def __init__(self, fronts: Fronts, process: Callable[[int], CodecProcess]) -> None:
         self._process = process
-        self._contracts, self._streams = fronts.contracts, fronts.streams
+        self._contracts, self._streams, self._local = fronts.contracts, fronts.streams, fronts.local
 
     async def reply(
         self, ask: HttpRequest, caller: Caller, body: bytes, model: str, version: str, one: bool
@@ -84,6 +85,10 @@ class Generate:
             if not events.started:
                 raise
             await events.event(error_body(refused.details))
+        except asyncio.CancelledError:
+            if self._local.draining:
+                await events.cut(error_body(STOPPING.details))
+            raise
         await events.end()
 
 

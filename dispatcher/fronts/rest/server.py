@@ -8,6 +8,7 @@ import uvicorn
 
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest.app import RestApp
+from dispatcher.fronts.rest.calls import CUT_S
 from dispatcher.fronts.rest.http1 import Http1Connection
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.transport.accepting import BACKLOG, accept, listen
@@ -94,6 +95,8 @@ class RestComponent:
         if self._server is not None:
             self._local.draining = True
             await self._drain.stop_within(self._stop, self._local.settings.stop_grace_s)
+            if cut := set(self._server.server_state.tasks):  # streams have an event to say why they end
+                await asyncio.wait(cut, timeout=2 * CUT_S)
         await self._app.close()
 
     async def _stop(self, grace_s: float) -> None:
