@@ -384,6 +384,14 @@ async def test_a_client_that_is_refused_before_its_body_is_not_read_on(system):
     assert await converse(system, request(BODY, expect), request(BODY, "Connection: close")) == [100, 200, 200]
 
 
+async def test_a_length_of_thousands_of_digits_is_a_number_like_others(system):
+    reader, writer = await asyncio.open_connection("127.0.0.1", system.running.rest.port)
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(BODY):05000}\r\n\r\n"
+    writer.write(head.encode() + BODY)
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+
+
 async def test_lines_of_one_header_are_one_list(system):
     length = "Inference-Header-Content-Length"
     assert await converse(system, request(BODY, f"{length}: 0", f"{length}: {len(BODY)}", "Connection: close")) == [400]

@@ -94,7 +94,7 @@ async def read_body(ask: HttpRequest, most: float, limit: str = "message_bytes_m
     """The whole body; raises ClientDisconnected, or HttpError when it is too large."""
     declared = ask.headers.get("content-length", "")
     parts, received = [], 0
-    over = declared.isdigit() and int(declared) > most
+    over = declared.isdigit() and int(declared.lstrip("0") or "0") > most  # llhttp: at most 64 bits, after zeros
     while True:
         event = await ask.receive()
         if event["type"] == "http.disconnect":
