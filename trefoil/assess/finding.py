@@ -141,13 +141,19 @@ class Found:
 
     def asleep_h(self) -> float:
         """Device hours in which a device more than the load needs was awake, at `UTILISED` of each one's time."""
-        spare = np.zeros_like(self.edges_s[1:])
+        groups = [{name} for name in self.devices]  # devices that serve the same models are one group
         for model in self.models.values():
             held = {name for one in model.replicas for name, _ in one.devices}
-            busy = np.sum([model.busy_s(one) for one in model.replicas], axis=0) / self.bin_s
-            spare += np.maximum(0.0, len(held) - np.maximum(1.0, np.ceil(busy / UTILISED)))
-        unused = sum(not self.on(name) for name in self.devices)
-        return float((spare + unused).sum() * self.bin_s / 3600.0)
+            joined = held.union(*(group for group in groups if group & held))
+            groups = [group for group in groups if not group & held] + [joined]
+        spare_s = np.zeros_like(self.edges_s[1:])
+        for group in groups:
+            hosted = {id(one): (model, one) for name in group for model, one in self.on(name)}.values()
+            seen_s = np.mean([self.devices[name].covered_s for name in group], axis=0)
+            busy_s = np.sum([model.busy_s(one) for model, one in hosted], axis=0) if hosted else 0.0 * seen_s
+            needed = np.ceil(busy_s / np.maximum(seen_s, 1e-9) / UTILISED)
+            spare_s += seen_s * np.maximum(0.0, len(group) - np.maximum(needed, 1.0 if hosted else 0.0))
+        return float(spare_s.sum() / HOUR_S)
 
 
 def find(series: Sequence[MetricSeries]) -> Found:

@@ -124,6 +124,14 @@ def test_a_device_without_a_model_says_what_idle_is():
     assert found.asleep_h() > 1.9
 
 
+def test_models_on_the_same_devices_spare_them_once_and_gaps_spare_nothing():
+    whole = []
+    for name in "abc":
+        own = World(model=name, base_per_s=0.1).series(DAY_S, STEP_S, missing=[(30_600.0, 40_500.0)])
+        whole += [one for one in own if name == "a" or "model" in one.labels]
+    assert find(whole).asleep_h() == pytest.approx((DAY_S - 9_900.0) / 3600.0, rel=1e-3)
+
+
 def test_a_batch_counts_its_time_once_for_each_request_but_is_one_execution():
     found = find(World(mean_batch=4.0).series(DAY_S, STEP_S))
     model = found.models["resnet50:3"]
