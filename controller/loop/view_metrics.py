@@ -70,6 +70,8 @@ def set_view_metrics(
         for of, attained in (("ttft", tokens.ttft_attainment), ("tpot", tokens.tpot_attainment)):
             if attained is not None:
                 metrics.set("trefoil_token_slo_attainment_ratio", attained, family=family, objective=of)
+            else:
+                metrics.drop("trefoil_token_slo_attainment_ratio", family, of)
         if measured.grams_per_request is not None:
             metrics.set("trefoil_grams_per_request", measured.grams_per_request, family=family)
     if view.current is not None:

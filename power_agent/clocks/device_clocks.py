@@ -169,8 +169,10 @@ class DeviceClocks:
 
     @property
     def ability_here(self) -> Ability:
-        """What the device can do, with the reasons of this node."""
-        ability = self.ability
+        """What the device can do, with the reasons of this node and the limit that was found."""
+        ability, (least_w, most_w) = self.ability, self.ability.limits_w
+        if self._found_w is not None and self._found_w < most_w:
+            ability = replace(ability, limits_w=(least_w, max(least_w, self._found_w)))
         for lever in Lever:
             why = why_missing(self._node.missing, lever.capability, self.name)
             if why and not ability.cannot(lever):
@@ -206,7 +208,7 @@ class DeviceClocks:
     def _wishes(self, planned: PlannedDevice, *, governed: bool) -> Mapping[Lever, LeverValue | None]:
         if not governed:
             clocks = planned_range(planned, self.ability.supported_mhz)
-            return {Lever.CLOCK: clocks, Lever.POWER_LIMIT: planned_limit(planned)}
+            return {Lever.CLOCK: clocks, Lever.POWER_LIMIT: planned_limit(planned, self.ability_here)}
         device, governor, now_s = self.device, self.device_governor, self._node.clock.monotonic_s()
         leased = self.lease is not None and now_s < self.lease.expires_s
         slowed = held_back(device.clock_event_reasons, self._levers[Lever.POWER_LIMIT])
@@ -282,8 +284,12 @@ class DeviceClocks:
     async def _journalled_call(self, action: LeverAction) -> Callable[[], None] | None:
         """Driver call of an action; None: there is nothing to undo. From here on a crash may leave it set."""
         driver, name, value = self._driver, self.name, action.value
-        if action.lever is Lever.POWER_LIMIT and not await self._find_limit() and value is None:
-            return None
+        if action.lever is Lever.POWER_LIMIT:
+            is_ours = await self._find_limit()
+            if isinstance(value, PowerLimit) and self._found_w is not None and value.watts > self._found_w:
+                value = None  # an operator has lowered it since the last reading
+            if value is None and not is_ours:
+                return None
         if isinstance(value, ClockRange):
             self._begin_override(action.lever, value.min_mhz, value.max_mhz)
         elif isinstance(value, PowerLimit):

@@ -96,8 +96,9 @@ class _Standing:
         row = effective_row(catalog, device.type, shape, family, variant, items, device.clock_mhz)
         if not rows or row is None:
             return
-        name = f"{variant.name} on {shape.name} of {device.type.name}"
+        name = f"{family.name}: {variant.name} on {shape.name} of {device.type.name}"
         name += f" at {device.clock_mhz} MHz" if device.clock_mhz > 0 else ""
+        name += f" under {-device.clock_mhz} W" if device.clock_mhz < 0 else ""  # a power limit stands as one below 0
         self._slices[name, _cost(family.name, variant, rows[-1])] += 1
         self._requests_per_s[family.name] = self._requests_per_s.get(family.name, 0.0) + MS_PER_S / row.latency_ms_p50
         part_of = shape.memory_slices / device.type.largest.memory_slices

@@ -2,9 +2,9 @@
 
 What a lever is set to outlives the process that sets it, and locked clocks have no getter: so each value has a reason
 that can end (a lease, a plan), and a lever without one goes back to its default: free clocks, and the limit that was
-found before this agent set any. A value comes from the live lease, else from the plan, else there is none; a device
-asleep has none either, because its watts at rest are those of free clocks. Changing it stalls kernels and takes a lock
-of the whole driver: only on change, and at most once a second per lever.
+found before this agent set any, which no limit exceeds. A value comes from the live lease, else from the plan, else
+there is none; a device asleep has none either, because its watts at rest are those of free clocks. Changing it stalls
+kernels and takes a lock of the whole driver: only on change, and at most once a second per lever.
 
 A lease of a device names a clock range, a power limit or both, and leaves to the plan what it does not name. It belongs
 to a holder and an epoch. The same holder renews it; a newer epoch takes it over, because its holder has been elected
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from trefoil.core.device_types import reported_type
 from trefoil.core.errors import Fenced, InvalidInput, PlanError, StaleRevision
 from trefoil.core.fleet import ClockLease, DeviceState
 from trefoil.core.plan import PlannedDevice
@@ -82,13 +83,16 @@ LeverValue = ClockRange | PowerLimit
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """What one device can be set to; `cannot_lock` and `cannot_limit` say why clocks or limit cannot be."""
+    """What one device can be set to; `cannot_lock` and `cannot_limit` say why clocks or limit cannot be.
+
+    `limits_w`: the least and the greatest limit of the board, or the limit that was found where an operator lowered it.
+    """
 
     device: str
     type: str
     supported_mhz: tuple[int, ...] = ()  # ascending
     cannot_lock: str = ""
-    limits_w: tuple[float, float] = (0.0, 0.0)  # least and greatest
+    limits_w: tuple[float, float] = (0.0, 0.0)
     cannot_limit: str = "the board takes no power limit"
 
     @property
@@ -220,9 +224,12 @@ def planned_range(planned: PlannedDevice, supported_mhz: Sequence[int]) -> Clock
     return ClockRange(low, high)
 
 
-def planned_limit(planned: PlannedDevice) -> PowerLimit | None:
-    """Power limit of a plan; None for the default."""
-    return PowerLimit(planned.power_limit_w) if planned.power_limit_w else None
+def planned_limit(planned: PlannedDevice, ability: Ability) -> PowerLimit | None:
+    """Power limit of a plan inside what this board may have: plans know its type only. None for the default."""
+    if not planned.power_limit_w or ability.cannot_limit:
+        return None
+    least_w, most_w = ability.limits_w
+    return PowerLimit(min(most_w, max(least_w, planned.power_limit_w)))
 
 
 def wanted_value(view: LeverView, now_s: float) -> tuple[LeverValue | None, str]:
@@ -238,7 +245,12 @@ def wanted_value(view: LeverView, now_s: float) -> tuple[LeverValue | None, str]
         wanted, why = view.planned, "planned"
     else:
         return None, f"no lease and no plan asks for {'a range' if view.lever is Lever.CLOCK else 'a limit'}"
-    return (None if wanted == view.default else wanted), why
+    return (None if wanted == view.default or _above_found(wanted, view.default) else wanted), why
+
+
+def _above_found(wanted: LeverValue, found: LeverValue | None) -> bool:
+    """Whether a limit is above the one that was found, which an operator set: it is a cap of all limits."""
+    return isinstance(wanted, PowerLimit) and isinstance(found, PowerLimit) and wanted.watts > found.watts
 
 
 def is_settled(view: LeverView, now_s: float) -> bool:
@@ -352,6 +364,8 @@ def repeated_failures(held: Mapping[Lever, LeverState]) -> tuple[str, ...]:
 def refuse_levers(planned: PlannedDevice, ability: Ability) -> None:
     """Refuse clocks or a power limit that this device cannot have, before anything is touched.
 
+    A limit that boards of its type take is no error where this board's range is narrower: see `planned_limit`.
+
     Raises:
         PlanError: naming field, value and remedy.
     """
@@ -362,7 +376,8 @@ def refuse_levers(planned: PlannedDevice, ability: Ability) -> None:
     if ability.cannot_limit:
         why, remedy = _remedy(ability.cannot_limit, "plan 0")
         raise PlanError(why, field=f"{here}.power_limit_w", value=planned.power_limit_w, remedy=remedy)
-    low, high = ability.limits_w
+    kind, (low, high) = reported_type(ability.type), ability.limits_w
+    low, high = min(low, kind.power_limit_min_w or low), max(high, kind.power_limit_max_w)
     if not low <= planned.power_limit_w <= high:
         raise PlanError(
             "not a power limit of this board",

@@ -63,7 +63,7 @@ class DeviceGovernor:
         self, planned: PlannedDevice, ability: Ability, clock_mhz: int, honoured: bool, now_s: float
     ) -> Mapping[Lever, LeverValue | None]:
         """Clock range and power limit that are to be set; None: nothing. Steps the governor if it is time to."""
-        given = planned_limit(planned)
+        given = planned_limit(planned, ability)
         if not self._moves_limit(planned, ability):
             return {
                 Lever.CLOCK: self.range(planned, ability, clock_mhz, honoured, now_s),

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoPermission
+from power_agent.devices.gpus import PowerLimits
 from power_agent.durability.journal_state import Override
 from tests.support.clock_bench import GPU, HANDS, Bench, Hand, clock_plan
 from trefoil.core.device_types import P4
@@ -226,6 +227,39 @@ async def test_a_limit_that_an_operator_sets_is_published_and_put_back(bench):
     assert bench.node.status().devices[0].drift == ("power limit 150 W is not in force: somebody else set 200 W",)
     await bench.end()
     assert bench.gpus.limit_w == 300.0
+
+
+async def test_no_plan_and_no_lease_raises_the_limit_that_an_operator_set(bench):
+    bench.gpus.limit_w = bench.gpus.found_w = 250.0
+    await bench.start(clock_plan(limit_w=400.0))
+    await bench.pass_s(5)
+    assert (names(bench), bench.keeper.settled()) == ([], True)
+    with pytest.raises(InvalidInput, match=r"not a power limit of this board.*100 to 250 W"):
+        bench.keeper.set_clocks(ClockLease(GPU, 0, 0, "x", 1, power_limit_w=300.0), 5.0)
+    bench.gpus.limit_w = bench.gpus.found_w = 200.0  # between two readings
+    bench.take(clock_plan(limit_w=220.0))
+    await bench.pass_s(8)
+    assert (names(bench), bench.gpus.limit_w, bench.keeper.settled()) == ([], 200.0, True)
+    bench.take(clock_plan(limit_w=150.0))
+    await bench.pass_s(3)
+    assert bench.gpus.limit_w == 150.0
+    bench.take(clock_plan(limit_w=400.0))
+    await bench.pass_s(3)
+    assert bench.gpus.limit_w == 200.0
+    await bench.kill()
+
+
+async def test_a_limit_of_the_type_is_taken_by_a_board_with_a_narrower_range(bench, monkeypatch):
+    monkeypatch.setattr(bench.gpus, "power_limits", lambda _: PowerLimits(200.0, 350.0, 350.0))
+    bench.gpus.limit_w = bench.gpus.found_w = 350.0
+    await bench.start()
+    for asked_w, in_force_w in ((150.0, 200.0), (300.0, 300.0), (400.0, 350.0)):
+        plan = clock_plan(limit_w=asked_w)
+        bench.keeper.refuse(plan)
+        bench.take(plan)
+        await bench.pass_s(3)
+        assert (bench.gpus.limit_w, bench.keeper.settled()) == (in_force_w, True)
+    await bench.kill()
 
 
 async def test_a_successor_sets_again_what_the_plan_still_asks_for(bench, hand):

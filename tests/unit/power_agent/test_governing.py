@@ -372,6 +372,11 @@ def test_a_limit_leaves_the_clock_that_its_governor_wants():
             if limit not in (None, PowerLimit(300.0)):
                 assert 100.0 <= limit.watts <= 400.0
                 assert abs(clock_under(kind, limit.watts, dynamic_w(kind)) - wanted_mhz) <= 30
+    low = replace(wide, limits_w=(100.0, 200.0))  # an operator's limit
+    one = DeviceGovernor("miad", {"lever": "power_limit"})
+    for t, plan in enumerate((planned(), replace(planned(), power_limit_w=400.0))):
+        limit = one.wishes(plan, low, 0, True, float(t))[Lever.POWER_LIMIT]
+        assert limit is None or limit.watts <= 200.0
     for ability in (ABILITY, replace(wide, type="Tesla P4")):  # no limit, or no clocks that it could stand for
         one = DeviceGovernor(STAIRS, {})
         assert one.wishes(planned(0, 900), ability, 0, True, 0.0)[Lever.CLOCK] == ClockRange(210, 900)
