@@ -381,6 +381,10 @@ LLM_FAULTS = {
         lambda v: (v / "model.json").write_text('{"model": "m", "tensor_parallel_size": 2}'),
         "tensor_parallel_size = 2: ",
     ),
+    "two GPUs of replicas": (
+        lambda v: (v / "model.json").write_text('{"model": "m", "data_parallel_size": 2}'),
+        "data_parallel_size = 2: ",
+    ),
     "a link out": (lambda v: (v / "weights").symlink_to("/etc/hostname"), "weights"),
     "no model.json": (lambda v: (v / "model.json").unlink(), "model.json is missing"),
     "another GPU": (

@@ -71,7 +71,7 @@ def engine_args(path: Path, below: Path | None) -> dict[str, Any]:
         raise CatalogError(f"{path} is no JSON: {error}", remedy=remedy) from error
     if not isinstance(args, dict):
         raise CatalogError(f"{path} is no JSON object but {type(args).__name__}", remedy=remedy)
-    for field in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for field in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if (value := args.get(field, 1)) != 1:
             raise CatalogError(f"{path}: a slice has one GPU", field=field, value=value, remedy="write 1, or remove it")
     return args
