@@ -61,7 +61,9 @@ SHARED_MEMORY: Final = Path("/dev/shm")
 # Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
 PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
 LLM_PASSED_ON: Final = ("VLLM_", "HF_HOME", "HF_HUB_")
-"""Beginnings of further names, to slices of language models: engine settings, where weights are kept. No tokens."""
+"""Beginnings of further names, to slices of language models: engine settings, where weights are kept."""
+SECRETS: Final = ("_KEY", "_TOKEN")
+"""Ends of names that are not passed on."""
 LAUNCHED_AS: Final = "TREFOIL_LAUNCHED_AS"
 """Says whose a Triton is, for an agent without a journal: "<cluster>/<node>/<tag>"."""
 
@@ -157,7 +159,8 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
         family = contract(spec.source, hosted.model)
         write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
         if backend_of(family) in LLM_FILES:
-            more = {name: value for name, value in os.environ.items() if name.startswith(LLM_PASSED_ON)}
+            passed_on = (name for name in os.environ if name.startswith(LLM_PASSED_ON) and not name.endswith(SECRETS))
+            more = {name: os.environ[name] for name in passed_on}
     launch = launch_of(install, spec)
     return replace(launch, env={**more, **launch.env})
 

@@ -475,10 +475,11 @@ def test_a_vllm_engine_takes_the_gpu_that_its_environment_names(install, tmp_pat
         (source / "toy" / version / "model.json").write_text('{"model": "m"}')
     whole = spec(tmp_path, source)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    monkeypatch.setenv("HF_TOKEN", "secret")
+    for secret in ("HF_TOKEN", "HF_HUB_TOKEN", "VLLM_API_KEY"):
+        monkeypatch.setenv(secret, "secret")
     launch = prepare_slice(replace(install, offers=("python", "vllm")), whole)
     assert launch.env["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    assert "HF_TOKEN" not in launch.env
+    assert "secret" not in launch.env.values()
     config = contract(whole.repository, "toy")
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_MODEL, "KIND_GPU takes GPU 0"
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "MIG-1"
