@@ -121,3 +121,15 @@ def test_a_file_that_changes_while_it_is_read(tmp_path):
         file.write("{}\n")
     with pytest.raises(InvalidInput, match=r"items = '.*': changed while it was read. Remedy: submit it again"):
         list(items)
+
+
+def test_files_that_are_no_whole_npz_are_refused_by_name(tmp_path):
+    path = tmp_path / "items.npz"
+    np.savez_compressed(path, IMAGE=np.arange(2000))
+    whole = path.read_bytes()
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    for data in (path.read_bytes(), whole[: len(whole) // 2], whole[:60] + b"\xff" * 200 + whole[260:]):
+        path.write_bytes(data)
+        with pytest.raises(InvalidInput, match=r"items = '.*items.npz': cannot be read .*Remedy: give a whole file"):
+            list(read_items(path))

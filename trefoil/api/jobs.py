@@ -1,6 +1,8 @@
 """Jobs of a running system from Python: items from a file or from arrays, how they stand, and what came of them."""
 
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,10 +198,12 @@ def read_items(source: Items) -> Iterator[bytes]:
                 yield from (line for line in map(bytes.strip, file) if line)
                 _require_unchanged(path, before)
                 return
-            with np.load(file, allow_pickle=False) as loaded:
-                arrays = {name: loaded[name] for name in loaded.files}
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("it is a .npy")
+            arrays = {name: loaded[name] for name in loaded.files}
             _require_unchanged(path, before)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise system_error(InvalidInput, error, "be read", path, field="items", remedy="give a whole file") from error
     yield from _of_arrays(arrays)
 
