@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.rest import codec
+from dispatcher.fronts.rest.codec_process import PROCESS_BYTES
+from dispatcher.routing.request_parameters import CLASS, MIN_ACCURACY, SLO_MS
 from dispatcher.transport.core import kserve_wire
 from trefoil.core.errors import InvalidInput
 
@@ -22,6 +24,8 @@ RAW_OUTPUT_FIELD: Final = b"\x32"  # field 6, length-delimited, in ModelInferRes
 HEADS_MAX: Final = 1024
 SHARED: Final = ("trefoil_energy_j_estimate", "trefoil_carbon_mg_estimate")
 """Parameters of a receipt that are of the whole batch; an item has its share by rows."""
+OF_REQUESTS: Final = ("timeout", CLASS, MIN_ACCURACY, SLO_MS)
+"""Parameters of requests that items of jobs cannot have."""
 JSON: Final = b"{"  # no message begins so
 TEXT_HEAD: Final = 4  # bytes of an element's length before it
 
@@ -48,10 +52,10 @@ class _Head:
 
 @dataclass(slots=True)
 class Item:
-    """One item that its family can take. `alone`: it is not joined with others."""
+    """One item that its family can take. `size`: its bytes; `alone`: it is not joined with others."""
 
     number: int
-    data: bytes
+    size: int
     raws: tuple[bytes, ...]
     head: _Head
     alone: bool
@@ -78,6 +82,9 @@ class ItemReader:
             InvalidInput: its family cannot take it; names field, value and remedy.
         """
         if data.startswith(JSON):
+            if len(data) >= PROCESS_BYTES:  # the event loop reads it, and serves no request meanwhile
+                remedy = f"less than {PROCESS_BYTES} bytes: send it in binary, from a .npz or as a ModelInferRequest"
+                raise InvalidInput("is too large for JSON", field="item", value=f"{len(data)} bytes", remedy=remedy)
             data, _ = codec.decode(data, len(data), self._taken.family, "")
         _, _, spans = kserve_wire.head_size(data)
         raws = tuple(data[begin:end] for begin, end in spans)
@@ -90,7 +97,7 @@ class ItemReader:
             if spans:  # else its data are in it
                 self._heads[head_bytes] = head
         if not spans:
-            return Item(number, data, (), head, alone=True)
+            return Item(number, len(data), (), head, alone=True)
         contents = tuple(_content(raw) for raw in raws)
         if len(contents) != len(head.sizes):
             remedy = "send one raw content for each input"
@@ -101,7 +108,7 @@ class ItemReader:
                     f"its shape {list(tensor.shape)} takes {size} bytes", field=f"inputs.{tensor.name}",
                     value=f"{len(content)} bytes", remedy="send as many as its shape says",
                 )  # fmt: skip
-        return Item(number, data, contents, head, alone=not head.kind)
+        return Item(number, len(data), contents, head, alone=not head.kind)
 
     def _parse(self, data: bytes, raw: bool) -> _Head:
         try:
@@ -115,6 +122,8 @@ class ItemReader:
             raise InvalidInput("is another family's", field="model_name", value=message.model_name, remedy=remedy)
         if any(name in message.parameters for name in ("sequence_id", "sequence_start", "sequence_end")):
             raise InvalidInput("items of jobs have no order", field="sequence_id", remedy="send it as a request")
+        if (name := next((name for name in OF_REQUESTS if name in message.parameters), "")) != "":
+            raise InvalidInput("is not for items of jobs", field=name, remedy="leave it out: a job has its own fields")
         names = [tensor.name for tensor in message.inputs]
         needed = taken.inputs.keys() - taken.optional
         if len(set(names)) != len(names) or not needed <= set(names) <= taken.inputs.keys():
@@ -181,7 +190,6 @@ def join(items: Sequence[Item], suffix: bytes = b"") -> bytes:
 class Split:
     """The answer to a batch, cut by its rows. What all items share is encoded once."""
 
-    variant: str
     joules: float | None
     grams: float | None
     _heads: dict[int, bytes]
@@ -209,7 +217,6 @@ class Split:
         told = {name: message.parameters[name].double_param for name in SHARED if name in message.parameters}
         mg = told.get(SHARED[1])
         return cls(
-            message.parameters["trefoil_variant"].string_param if "trefoil_variant" in message.parameters else "",
             told.get(SHARED[0]), None if mg is None else mg / 1e3, {}, message, rows, pieces,
         )  # fmt: skip
 

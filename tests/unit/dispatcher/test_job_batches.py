@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.fronts.rest.codec_process import PROCESS_BYTES
 from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from trefoil.core.errors import InvalidInput
 
@@ -48,7 +49,7 @@ def test_items_are_joined_by_rows():
 def test_what_differs_is_not_of_one_kind():
     one = read(request())[0]
     with_parameter = pb.ModelInferRequest.FromString(request())
-    with_parameter.parameters["trefoil_min_accuracy"].double_param = 0.9
+    with_parameter.parameters["temperature"].double_param = 0.9
     other = read(with_parameter.SerializeToString())[0]
     assert one.head.kind != other.head.kind
     assert read(request(id="x"))[0].head.kind == one.head.kind  # ids are of no batch
@@ -65,7 +66,7 @@ def test_an_answer_is_cut_with_its_receipt():
     answer.parameters["trefoil_energy_j_estimate"].double_param = 4.0
     answer.parameters["trefoil_carbon_mg_estimate"].double_param = 8.0
     split = Split.of(answer.SerializeToString(), items)
-    assert (split.variant, split.joules, split.grams) == ("digits-l", 4.0, 0.008)
+    assert (split.joules, split.grams) == (4.0, 0.008)
     cut = [
         pb.ModelInferResponse.FromString(split.answer(item, row)) for item, row in zip(items, (0, 1, 3), strict=True)
     ]
@@ -149,4 +150,19 @@ def test_contents_that_do_not_fit_their_shape():
     message = pb.ModelInferRequest.FromString(request())
     message.parameters["sequence_id"].int64_param = 3
     with pytest.raises(InvalidInput, match="sequence_id: items of jobs have no order"):
+        read(message.SerializeToString())
+
+
+def test_large_json_is_refused_with_a_remedy():
+    small = {"inputs": [{"name": "IMAGE", "datatype": "UINT8", "shape": [1, 2], "data": [0, 1]}]}
+    assert read(json.dumps(small).encode().ljust(PROCESS_BYTES - 1))[0].rows == 1
+    with pytest.raises(InvalidInput, match=r"item = '262144 bytes': is too large for JSON. Remedy: .* in binary"):
+        read(json.dumps(small).encode().ljust(PROCESS_BYTES))
+
+
+@pytest.mark.parametrize("name", ["timeout", "trefoil_min_accuracy", "trefoil_class", "trefoil_slo_ms"])
+def test_what_a_request_may_ask_for_and_an_item_not(name):
+    message = pb.ModelInferRequest.FromString(request())
+    message.parameters[name].int64_param = 1
+    with pytest.raises(InvalidInput, match=f"{name}: is not for items of jobs. Remedy: leave it out"):
         read(message.SerializeToString())
