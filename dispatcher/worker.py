@@ -61,7 +61,7 @@ def build(argv: Sequence[str]) -> list[Component]:
     owner = JobsOwner(
         local, fronts.inference, contracts, sync, all_workers, state, folder, metrics, fronts.access.weight
     )
-    jobs = JobsAdmin(local, contracts, folder, owner.idle, fronts.access.names)
+    jobs = JobsAdmin(local, contracts, folder, owner, fronts.access.names)
     services = [admin, (jobs_pb2_grpc.add_JobsServicer_to_server, jobs, JOBS)]
     return [
         StateComponent(state, clock, metrics),

@@ -131,7 +131,7 @@ class JobsFolder:
             InvalidInput: it has as many as it may.
         """
         jobs = [name for name in self.ids() if self._is_of(name, job.tenant)]
-        open_jobs = sum((self.root / name / INDEX).exists() for name in jobs)
+        open_jobs = sum(map(self.has_items, jobs))
         most = self.bounds.tenant_max
         if open_jobs >= most:
             raise InvalidInput(
@@ -154,6 +154,10 @@ class JobsFolder:
         with contextlib.suppress(NotFound):
             return bool(self.stored(name))
         return False
+
+    def has_items(self, name: str) -> bool:
+        """Whether a job still has its items: they go at its end."""
+        return (self.root / name / INDEX).exists()
 
     def say(self, name: str, owner: str, why: str, expected_at_s: float) -> None:
         """Tell readers who owns a job, why it waits and when it may be done. In place: a full disk lets this be said,

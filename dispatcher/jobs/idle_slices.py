@@ -127,24 +127,32 @@ class IdleSlices:
 
     def idle(self, job: Job, busy: Collection[SliceKey]) -> list[RouteTarget]:
         """Slices that a job may have and that have nothing to do, for none of their families; the fewest joules an item
-        first. `busy`: slices that are taken already."""
-        in_flight = self._routing.in_flight()
-        found = [
-            target for target in self.allowed(job)
-            if not in_flight[target.slice] and target.slice not in busy and self._is_idle(target.slice)
-        ]  # fmt: skip
+        first. `busy`: slices that are taken already, as `busy` has them."""
+        found = [each for each in self.allowed(job) if each.slice not in busy and self._is_idle(each.slice)]
         return sorted(found, key=lambda target: self._joules(job.family, target))
 
     def allowed(self, job: Job) -> list[RouteTarget]:
-        """Live slices that a job may have."""
-        nodes = self._routing.nodes
-        found = []
-        for target in self._routing.table.live(job.family):
-            node = nodes.get(target.slice.device.partition("/")[0])
-            zone_fits = not job.zones or (node is not None and node.zone in job.zones)
-            if target.credits > 0 and not target.draining and target.accuracy >= job.min_accuracy and zone_fits:
-                found.append(target)
-        return found
+        """Live slices that a job may have, of which this worker has credits."""
+        return [each for each in self._routing.table.live(job.family) if each.credits > 0 and self._fits(job, each)]
+
+    def elsewhere(self, job: Job) -> bool:
+        """Whether other workers alone have credits of the live slices that a job may have."""
+        table = self._routing.table
+        planned, alive = table.planned.get(job.family), table.alive.get(job.family, ())
+        return not self.allowed(job) and planned is not None and any(
+            each.slice in alive and self._fits(job, each) for each in planned.targets
+        )  # fmt: skip
+
+    def _fits(self, job: Job, target: RouteTarget) -> bool:
+        node = self._routing.nodes.get(target.slice.device.partition("/")[0])
+        zone_fits = not job.zones or (node is not None and node.zone in job.zones)
+        return not target.draining and target.accuracy >= job.min_accuracy and zone_fits
+
+    def busy(self) -> set[SliceKey] | None:
+        """Slices with requests in flight; None: no live slice is without."""
+        found = {slice_ for slice_, count in self._routing.in_flight().items() if count}
+        routes = self._routing.table.routes.values()
+        return None if all(each.slice in found for route in routes for each in route.targets) else found
 
     def _is_idle(self, slice_: SliceKey) -> bool:
         queues = self._routing.queues

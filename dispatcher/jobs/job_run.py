@@ -8,16 +8,16 @@ so that each item has its own answer or error.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
-from dispatcher.jobs.core.pace import Allowance, Pace
 from dispatcher.jobs.folder import OwnedJob, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices, Size
 from dispatcher.request.admission import Caller, Request, StatusError
@@ -37,9 +37,11 @@ from trefoil.runtime.telemetry import Metrics
 
 LOG = structlog.get_logger()
 CHUNK: Final = 64  # items read from disk at once
-AT_ONCE: Final = 8  # items that the event loop works on before it looks at requests
+AT_ONCE: Final = 8  # items that the event loop works on before it looks at requests, at most AT_ONCE_BYTES
+AT_ONCE_BYTES: Final = 128 * 1024
 READ_AHEAD: Final = 512
 UNWRITTEN_MAX: Final = 2048  # results that wait for the disk
+HELD_BYTES: Final = 32 * 2**20  # of items that are read ahead; and again of results that wait for the disk
 WRITE_S: Final = 0.2
 DISK_RETRY_S: Final = 1.0
 ATTEMPTS_MAX: Final = 5
@@ -81,10 +83,10 @@ class JobRun:
         self._later: list[Item] = []
         self._results: list[Result] = []
         self._running: dict[SliceKey, asyncio.Task[None]] = {}
+        self._held_bytes = self._unwritten_bytes = 0  # of items without a result, of results
         self._writing = asyncio.Lock()
         self._spending_g = 0.0  # of batches under way
         self._group: asyncio.TaskGroup | None = None
-        self._allowance = Allowance()
         self._rate = Rate()
         self._disk = FileTrouble("jobs", "the job waits, with all that is written", metrics)
         self._wake = wake
@@ -98,51 +100,35 @@ class JobRun:
         """Slices that have a batch of it."""
         return self._running.keys()
 
-    @property
-    def left(self) -> int:
-        """Items that have no result yet, written or not."""
-        return self.owned.ledger.left - len(self._results)
-
-    def start_batches(self, pace: Pace, busy: Collection[SliceKey]) -> bool:
-        """Start as many batches as idle slices and its rate allow; whether there was any. `busy`: slices that other
-        jobs have."""
-        started = False
-        now_s = self._clock.monotonic_s()
-        may_begin = self._allowance.refill(pace.items_per_s(self.job.id, self._clock.now_s()), now_s)
-        self._ripen(now_s)
-        while not self._blocked() and self._ready and may_begin >= 1:
-            targets = self._affordable(self._idle.idle(self.job, {*busy, *self._running}))
+    def start_batches(self, busy: set[SliceKey]) -> None:
+        """Start as many batches as idle slices allow. `busy`: slices that have something to do; a batch's is added."""
+        self._ripen(self._clock.monotonic_s())
+        while not self.blocked() and self._ready:
+            targets = self._affordable(self._idle.idle(self.job, busy))
             taken = self._idle.take(targets, self._sizes)
             if taken is None:
                 break
             target, rows = taken
-            batch = self._form(max(1, int(min(rows, may_begin, self._affordable_items(target)))))
-            self._allowance.spend(len(batch))
-            may_begin = self._allowance.items
+            busy.add(target.slice)
+            batch = self._form(max(1, int(min(rows, self._affordable_items(target)))))
             name = f"batch of {self.job.id}"
             price_g = (self._price_g(target) or 0.0) * sum(item.rows for item in batch)
             self._spending_g += price_g
             assert self._group is not None
-            self._running[target.slice] = self._group.create_task(self._answer(batch, target, price_g), name=name)
-            started = True
-        return started
+            answering = self._closing_if_it_fails(self._answer(batch, target, price_g))
+            self._running[target.slice] = self._group.create_task(answering, name=name)
 
-    def _blocked(self) -> bool:
+    def blocked(self) -> bool:
         """Whether it has to wait, whatever is idle; then `why` says so."""
-        self.why = ""
-        if self._disk.why:
-            self.why = self._disk.why
-        elif not self._idle.allowed(self.job):
-            reason = self._local.routing.table.why.get(self.job.family, "")
-            self.why = f"no live slice of {self.job.family} may have it{f': {reason}' if reason else ''}"
-        return bool(self.why) or self.closing or self._group is None or len(self._results) >= UNWRITTEN_MAX
+        self.why = self._disk.why or stuck(self._local, self._idle, self.job)
+        return bool(self.why) or self.closing or self._group is None or self._full()
+
+    def _full(self) -> bool:
+        """Whether results have to be written first."""
+        return len(self._results) >= UNWRITTEN_MAX or self._unwritten_bytes >= HELD_BYTES
 
     def _affordable(self, targets: list[RouteTarget]) -> list[RouteTarget]:
         """Slices on which the job's grams last for an item."""
-        if not self.job.grams_max or not targets:
-            return targets
-        if all(self._price_g(each) is None for each in targets):
-            self.why = "grams_max is set and what its answers emit is not known: no receipt rates, or no carbon reading"
         return [each for each in targets if self._affordable_items(each) >= 1]
 
     def _affordable_items(self, target: RouteTarget) -> float:
@@ -154,11 +140,7 @@ class JobRun:
         return 0.0 if price_g is None else left_g / price_g if price_g else math.inf
 
     def _price_g(self, target: RouteTarget) -> float | None:
-        receipts = self._local.accounting.receipts
-        receipt = receipts.price(target.slice, self.job.family, target.variant, 1)
-        if receipt is None or receipt.quality == Quality.UNSPECIFIED:
-            return None
-        return receipt.carbon_mg / 1e3
+        return price_g(self._local, self.job, target)
 
     def spent(self) -> bool:
         """Whether its grams do not last for one more item."""
@@ -217,7 +199,7 @@ class JobRun:
     async def _split(self, batch: list[Item], data: bytes) -> None:
         try:
             split = Split.of(data, batch)
-        except InvalidInput as error:
+        except (InvalidInput, DecodeError) as error:
             self._failed(batch, StatusError(grpc.StatusCode.INTERNAL, f"the answer to a batch: {error}"))
             return
         rows, row = sum(item.rows for item in batch), 0
@@ -225,7 +207,7 @@ class JobRun:
             share = item.rows / rows
             result = jobs_pb2.ItemResult(item=item.number, response=split.answer(item, row)).SerializeToString()
             joules, grams = (share * (known or 0.0) for known in (split.joules, split.grams))
-            self._results.append(Result(item.number, result, False, joules, grams))
+            self._add(Result(item.number, result, False, joules, grams), item.size)
             row += item.rows
             if at % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
@@ -240,15 +222,21 @@ class JobRun:
                 continue
             item.attempts += 1
             if refused.code in FINAL or item.attempts >= ATTEMPTS_MAX:
-                self._error(item.number, refused.code.name, refused.details)
+                self._error(item.number, refused.code.name, refused.details, item.size)
             else:
                 item.not_before_s = self._clock.monotonic_s() + RETRY_S * 2 ** (item.attempts - 1)
                 self._later.append(item)
 
-    def _error(self, number: int, code: str, error: str) -> None:
+    def _error(self, number: int, code: str, error: str, size: int = 0) -> None:
         result = jobs_pb2.ItemResult(item=number, code=code, error=error)
-        self._results.append(Result(number, result.SerializeToString(), failed=True))
+        self._add(Result(number, result.SerializeToString(), failed=True), size)
         self._metrics.inc("trefoil_job_items_total", 1, family=self.job.family, outcome="failed")
+
+    def _add(self, result: Result, size: int) -> None:
+        """Add the result of an item of so many bytes."""
+        self._results.append(result)
+        self._unwritten_bytes += len(result.data)
+        self._held_bytes -= size
 
     def _ripen(self, now_s: float) -> None:
         """Items that may be tried again now."""
@@ -262,14 +250,23 @@ class JobRun:
         """Read ahead and write results, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._read_ahead(), name=f"items of {self.job.id}")
-            group.create_task(self._write_results(), name=f"results of {self.job.id}")
+            group.create_task(self._closing_if_it_fails(self._read_ahead()), name=f"items of {self.job.id}")
+            group.create_task(self._closing_if_it_fails(self._write_results()), name=f"results of {self.job.id}")
+
+    async def _closing_if_it_fails(self, part: Coroutine[Any, Any, None]) -> None:
+        """Begin nothing more once a part of the job has failed: its group takes none then."""
+        try:
+            await part
+        except Exception:
+            self.closing = True
+            raise
 
     async def _read_ahead(self) -> None:
         items, done, files = self.owned.stored.items, self.owned.ledger.done, self.owned.items
         assert files is not None
         while self._next < items:
-            if len(self._ready) >= READ_AHEAD or len(self._results) >= UNWRITTEN_MAX:
+            held = len(self._ready) + len(self._later)
+            if held >= READ_AHEAD or self._held_bytes >= HELD_BYTES or self._full():
                 await self._clock.sleep(0.01)
                 continue
             first, count = self._next, min(CHUNK, items - self._next)
@@ -282,10 +279,13 @@ class JobRun:
                 self._disk.begin(self.owned.path, error)
                 await self._clock.sleep(DISK_RETRY_S)
                 continue
+            at_once = 0
             for number, data in enumerate(read, first):
                 if not done[number]:
                     self._take(number, data)
-                if number % AT_ONCE == 0:
+                at_once += max(AT_ONCE_BYTES // AT_ONCE, len(data or b""))
+                if at_once >= AT_ONCE_BYTES:
+                    at_once = 0
                     await asyncio.sleep(0)
             self._next += len(read)
             self._wake.set()
@@ -297,7 +297,9 @@ class JobRun:
                     "its bytes on disk are not those that were submitted", field="item", value=number,
                     remedy="submit it again",
                 )  # fmt: skip
-            self._ready.append(self._reader.read(number, data))
+            item = self._reader.read(number, data)
+            self._ready.append(item)
+            self._held_bytes += item.size
         except InvalidInput as error:
             self._error(number, grpc.StatusCode.INVALID_ARGUMENT.name, str(error))
 
@@ -308,16 +310,17 @@ class JobRun:
 
     async def flush(self) -> None:
         """Write what is not written yet, as far as the disk takes it."""
-        async with self._writing:  # two at once would write the same results twice
+        async with self._writing:
             results = self._results[:UNWRITTEN_MAX]
             if not results:
                 return
             try:
-                await on_disk(self.owned.write, results)
+                await to_its_end(self.owned.write, results)
             except OSError as error:
                 self._disk.begin(self.owned.path, error)
                 return
             del self._results[: len(results)]
+            self._unwritten_bytes -= sum(len(result.data) for result in results)
         ledger = self.owned.ledger
         self._rate.add(self._clock.monotonic_s(), ledger.answered + ledger.failed)
         self._disk.end()
@@ -334,20 +337,22 @@ class JobRun:
         """Whether all items have their results on disk."""
         return not self.owned.ledger.left and not self._running
 
-    async def settle(self) -> None:
-        """Begin nothing more; wait for what is under way, and write it."""
+    async def settle(self) -> bool:
+        """Begin nothing more; wait for what is under way, and write it. Whether the disk took it."""
         self.closing = True
         while self._running:
             await asyncio.wait(self._running.values())
             await asyncio.sleep(0)
-        await self.flush()
-        while self._results and not self._disk.why:
+        while self._results:
             await self.flush()
+            if self._disk.why:
+                return False
+        return True
 
     async def end(self, state: JobState, why: str) -> None:
         """End the job, with all its results on disk. Raises OSError."""
         async with self._writing:
-            await on_disk(self.owned.end, state, self._clock.now_s(), why)
+            await to_its_end(self.owned.end, state, self._clock.now_s(), why)
 
     async def drop(self) -> None:
         """Stop at once: another worker may own it. What is not written is done again."""
@@ -356,7 +361,36 @@ class JobRun:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.owned.close()
+        async with self._writing:
+            self.owned.close()
+
+
+async def to_its_end(work: Callable[..., None], *arguments: Any) -> None:
+    """Write files of a job in a thread; a caller that is cancelled waits, too, for they are closed next."""
+    writing = asyncio.ensure_future(on_disk(work, *arguments))
+    try:
+        await asyncio.shield(writing)
+    finally:
+        await asyncio.wait((writing,))
+
+
+def stuck(local: LocalWorker, idle: IdleSlices, job: Job) -> str:
+    """Why a job has to wait, whatever is idle; empty: it does not."""
+    allowed = idle.allowed(job)
+    if not allowed:
+        reason = local.routing.table.why.get(job.family, "")
+        return f"no live slice of {job.family} may have it{f': {reason}' if reason else ''}"
+    if job.grams_max and all(price_g(local, job, each) is None for each in allowed):
+        return "grams_max is set and what its answers emit is not known: no receipt rates, or no carbon reading"
+    return ""
+
+
+def price_g(local: LocalWorker, job: Job, target: RouteTarget) -> float | None:
+    """Grams of one item on a slice by its receipt; None: not known."""
+    receipt = local.accounting.receipts.price(target.slice, job.family, target.variant, 1)
+    if receipt is None or receipt.quality == Quality.UNSPECIFIED:
+        return None
+    return receipt.carbon_mg / 1e3
 
 
 async def answer_idle(inference: Inference, data: bytes, caller: Caller, slice_: SliceKey) -> Answer:

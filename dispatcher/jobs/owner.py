@@ -3,22 +3,23 @@
 Of all workers that share a folder one holds its lease in Redis and owns all its jobs; when it dies another takes them
 over as soon as the lease has run out. Its epoch is above every one that the folder has seen, also where Redis was
 emptied, and fences what the one before still writes (core/journal.py). Without Redis nothing new is begun once the
-lease is over: jobs wait, interactive requests do not.
+lease is over: jobs wait, interactive requests do not. A worker without credits for a job lets another one own them.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
 
 from dispatcher.fronts.admin import AllWorkers
-from dispatcher.jobs.core.job import JobState
-from dispatcher.jobs.core.pace import AtOnce, Pace
+from dispatcher.jobs.core.job import Job, JobState
 from dispatcher.jobs.folder import JobsFolder, OwnedJob, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
-from dispatcher.jobs.job_run import JobRun, unfit
+from dispatcher.jobs.job_run import JobRun, stuck, unfit
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.inference import Inference
 from dispatcher.routing.core.membership import worker_name
@@ -33,6 +34,9 @@ LOG = structlog.get_logger()
 LOOK_S: Final = 0.5
 POLL_S: Final = 0.01  # how often a slice that was not idle is looked at again
 SETTLE_S: Final = 1.0
+RUNS_MAX: Final = 16  # jobs that run at once: each has files open and items in memory
+OWNED_S: Final = 5.0  # least time before a worker gives its jobs to another one that has credits for them
+LEFT_S: Final = 2.0  # time for the others to take them
 UPLOAD_MAX_S: Final = 3600.0  # an upload without a byte for so long is left over
 
 
@@ -50,14 +54,12 @@ class JobsOwner:
         folder: JobsFolder,
         metrics: Metrics,
         weight_of: Callable[[str], float] = lambda _: 1.0,
-        pace: Pace | None = None,
     ) -> None:
-        """`weight_of`: share of a tenant's requests against others'. `pace`: rates by a plan; None: at once."""
+        """`weight_of`: share of a tenant's requests against others'."""
         self._local, self._inference, self._contracts = local, inference, contracts
         self._sync, self._all_workers = sync, all_workers
         self._state, self._folder, self._metrics = state, folder, metrics
-        self._weight_of, self._pace = weight_of, pace or AtOnce()
-        self._clock = local.clock
+        self._weight_of, self._clock = weight_of, local.clock
         self.idle = IdleSlices(local)
         self.runs: dict[str, JobRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -66,7 +68,8 @@ class JobsOwner:
         self._wake = asyncio.Event()  # a batch has ended, or items are read
         self._lease: Lease | None = None
         self._role = ""
-        self._said = ""
+        self._owned_s = self._left_s = -math.inf  # when the lease was acquired, and left to others
+        self.why = ""  # all jobs wait
 
     @property
     def name(self) -> str:
@@ -77,6 +80,11 @@ class JobsOwner:
     def owns(self) -> bool:
         """Whether this worker holds the lease."""
         return self._lease is not None and self._state.holds(self._lease)
+
+    def alive(self, owner: str) -> str:
+        """An owner's name, if that may still hold the lease; else empty."""
+        alive = self.owns if owner == self.name else owner in self._local.routing.membership.sharer_names
+        return owner if alive else ""
 
     async def init(self) -> None:
         """Nothing to acquire: the lease is taken when there is a job."""
@@ -128,40 +136,90 @@ class JobsOwner:
         while True:
             try:
                 await self._look()
-                self._said = ""
+                self.why = ""
             except (TrefoilError, OSError) as error:
-                if str(error) != self._said:
-                    self._said = str(error)
-                    LOG.warning("jobs wait", why=self._said)
+                if str(error) != self.why:
+                    self.why = str(error)
+                    LOG.warning("jobs wait", why=self.why)
             await self._clock.sleep(LOOK_S)
 
     async def _look(self) -> None:
         names = await on_disk(self._folder.ids)
-        if not await self._hold_lease(bool(names)):
+        jobs = await on_disk(self._read, names)
+        if not await self._hold_lease(bool(names), jobs.values()):
             return
-        for name in names:
+        chosen = self._chosen(jobs)
+        for name in (self.runs.keys() & jobs.keys()) - set(chosen):
+            if await self.runs[name].settle():
+                await self._stop(name)
+        for name in jobs:
             try:
                 if name in self.runs:
                     await self._step(name)
-                elif name not in self._ended_at_s:
+                elif name in chosen or await on_disk(self._folder.cancelled, name) is not None:
                     await self._take_over(name)
+                else:
+                    await self._wait(name, stuck(self._local, self.idle, jobs[name]) or "other jobs go first")
+                    continue
+                self._waiting.pop(name, None)
             except (TrefoilError, OSError) as error:  # the others go on
-                self._waiting[name] = str(error)
+                await self._wait(name, str(error))
+            except Exception as error:
+                LOG.exception("job failed", job=name)
+                await self._wait(name, f"its files cannot be used: {error!r}")
         for name in self.runs.keys() - set(names):
             await self._stop(name)
         await self._expire(names)
         self._show()
 
+    def _read(self, names: list[str]) -> dict[str, Job]:
+        """Jobs that may not have ended."""
+        found = {}
+        for name in names:
+            try:
+                if name not in self._ended_at_s:
+                    found[name] = self._folder.stored(name).job
+            except (TrefoilError, OSError) as error:
+                self._waiting[name] = str(error)
+        return found
+
+    def _chosen(self, jobs: dict[str, Job]) -> list[str]:
+        """Jobs that run at once: those that can go on before those that cannot, the first of each family before the
+        second ones, else in turn."""
+        before: Counter[tuple[bool, str]] = Counter()
+        rank = {}
+        for name in sorted(jobs, key=lambda name: jobs[name].turn):
+            kind = (bool(stuck(self._local, self.idle, jobs[name])), jobs[name].family)
+            rank[name] = (kind[0], before[kind])
+            before[kind] += 1
+        return sorted(rank, key=lambda name: rank[name])[:RUNS_MAX]
+
+    async def _wait(self, name: str, why: str) -> None:
+        """Note why a job is not run, for readers too."""
+        if self._waiting.get(name) == why:
+            return
+        self._waiting[name] = why
+        try:
+            await on_disk(self._folder.say, name, self.name, why, 0.0)
+        except OSError as error:
+            LOG.warning("why a job waits cannot be written", job=name, why=why, error=str(error))
+
     def _show(self) -> None:
         counts = dict.fromkeys(("running", "waiting", "ended"), 0)
         for run in self.runs.values():
             counts["waiting" if run.why else "running"] += 1
-        counts["waiting"] += len(self._waiting)
+        counts["waiting"] += len(self._waiting.keys() - self.runs.keys())
         counts["ended"] = len(self._ended_at_s)
         for state, count in counts.items():
             self._metrics.set("trefoil_jobs", count, state=state)
 
-    async def _hold_lease(self, wanted: bool) -> bool:
+    async def _hold_lease(self, wanted: bool, jobs: Iterable[Job]) -> bool:
+        now_s = self._clock.monotonic_s()
+        elsewhere = [self.idle.elsewhere(job) for job in jobs]  # none of them can go on here
+        if self._lease is None:
+            wanted = wanted and not (elsewhere and all(elsewhere)) and now_s - self._left_s >= LEFT_S
+        elif any(elsewhere) and now_s - self._owned_s >= OWNED_S:
+            wanted, self._left_s = False, now_s
         if self._lease is not None and not self.owns:
             LOG.warning("lease lost", role=self._role, epoch=self._lease.epoch)
             self._lease = None
@@ -177,33 +235,27 @@ class JobsOwner:
         floor = await on_disk(highest_epoch, self._folder)
         self._lease = await self._state.acquire(self._role, self.name, LEASE_TTL_S, floor)
         if self._lease is not None:
+            self._owned_s = self._clock.monotonic_s()
             LOG.info("lease acquired", role=self._role, epoch=self._lease.epoch)
         return self._lease is not None
 
     async def _take_over(self, name: str) -> None:
         assert self._lease is not None
         stored = await on_disk(self._folder.stored, name)
-        job = stored.job
-        try:
+        job, contract = stored.job, None
+        why = await on_disk(self._folder.cancelled, name) or ""
+        if not why and await on_disk(self._folder.has_items, name):
             contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
-        except TrefoilError as error:
-            if await on_disk(self._folder.cancelled, name) is None:
-                self._waiting[name] = str(error)
-                return
-            contract = None
+            models = self._local.routing.table.chains.get(job.family, (job.family,))
+            why = str(unfit(job.family, contract, models) or "")
         owned = await on_disk(OwnedJob, self._folder, name, self._lease.epoch, self.name)
-        self._waiting.pop(name, None)
-        if owned.ledger.ended:
-            self._ended_at_s[name] = owned.ledger.ended_at_s
-            owned.close()
-            return
-        models = self._local.routing.table.chains.get(job.family, (job.family,))
-        why = "" if contract is None else str(unfit(job.family, contract, models) or "")
-        if contract is None or why:
-            state = JobState.CANCELLED
-            reason = why or str(await on_disk(self._folder.cancelled, name))
-            await on_disk(owned.end, state, self._clock.now_s(), reason)
-            owned.close()
+        if owned.ledger.ended or contract is None or why:
+            try:
+                if not owned.ledger.ended:
+                    await on_disk(owned.end, JobState.CANCELLED, self._clock.now_s(), why)
+                self._ended_at_s[name] = owned.ledger.ended_at_s
+            finally:
+                owned.close()
             return
         weight = self._weight_of(job.tenant)
         run = JobRun(self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake)
@@ -214,19 +266,21 @@ class JobsOwner:
     async def _step(self, name: str) -> None:
         """End a job that is done, cancelled or has spent its grams; tell readers how it stands."""
         run = self.runs[name]
-        if self._tasks[name].done():
-            self._tasks[name].result()  # a bug: it ends this process
         cancelled = await on_disk(self._folder.cancelled, name)
+        if self._tasks[name].done() and (error := self._tasks[name].exception()) is not None:
+            LOG.error("job failed", job=name, exc_info=error)
+            first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+            cancelled = f"the dispatcher cannot run it, see its log: {first!r}"
         if run.finished:
             await self._end(name, JobState.DONE, "")
-        elif cancelled is not None:
-            await run.settle()
+        elif cancelled is not None and await run.settle():
             await self._end(name, JobState.DONE if run.finished else JobState.CANCELLED, cancelled)
         elif run.spent():
             ledger = run.owned.ledger
             why = f"grams_max = {run.job.grams_max:g}: spent, {ledger.left} of {ledger.items} items were not run"
             await self._end(name, JobState.CANCELLED, why)
         else:
+            run.blocked()  # says why
             left_s = run.expected_s()
             expected_s = 0.0 if left_s is None else round(self.calendar_s() + left_s, 1)
             await on_disk(run.owned.say, self.name, run.why, expected_s)
@@ -268,10 +322,11 @@ class JobsOwner:
     async def _schedule(self) -> None:
         while True:
             self._wake.clear()
-            if self.owns and not self._local.draining:
+            if self.runs and self.owns and not self._local.draining and (busy := self.idle.busy()) is not None:
+                for run in self.runs.values():
+                    busy.update(run.busy)
                 for run in sorted(self.runs.values(), key=lambda each: each.job.turn):
-                    others = {slice_ for other in self.runs.values() if other is not run for slice_ in other.busy}
-                    run.start_batches(self._pace, others)
+                    run.start_batches(busy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S if self.runs else LOOK_S / 2):
                     await self._wake.wait()

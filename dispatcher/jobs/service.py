@@ -13,8 +13,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
-from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import expected_rate, unfit
+from dispatcher.jobs.owner import JobsOwner
 from dispatcher.request.contracts import Contracts
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
@@ -25,8 +25,8 @@ from trefoil.runtime.security.scopes import check_request
 NAME: Final = "trefoil.dispatcher.v1.Jobs"
 WATCH_S: Final = 0.5
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
-MESSAGE_ITEMS: Final = 1000  # of items at once, with a result or without
 UPLOADS_MAX: Final = 8
+SILENT_S: Final = 60.0  # that a client may send nothing, or read nothing
 UNRESULTED: Final = "CANCELLED"
 """Code of items that were not run because their job had ended."""
 
@@ -39,11 +39,11 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         local: LocalWorker,
         contracts: Contracts,
         folder: JobsFolder,
-        idle: IdleSlices,
+        owner: JobsOwner,
         tenants: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         """`tenants`: names of the tenants file; None: there is none."""
-        self._local, self._contracts, self._folder, self._idle = local, contracts, folder, idle
+        self._local, self._contracts, self._folder, self._owner = local, contracts, folder, owner
         self._tenants = tenants
         self._uploads = self._readers = 0
 
@@ -60,21 +60,23 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             self._uploads -= 1
 
     async def _submit(self, messages: AsyncIterator[Any]) -> Any:
-        first = await anext(messages, None)
+        first = await self._next(messages)
         if first is None or first.WhichOneof("part") != "job":
             raise InvalidInput("comes first", field="job", remedy="send the job, then its items")
         check_request(first)
         job = self._job(first.job)
-        check_job(job, self._world(job))
-        models = self._local.routing.table.chains[job.family]
-        contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
-        if (why := unfit(job.family, contract, models)) is not None:
-            raise why
-        await on_disk(self._folder.check_room, job)
+        contract = None
+        if not await on_disk(self._folder.has, job.id):  # else it was checked then, and only has to be the same
+            check_job(job, self._world(job))
+            models = self._local.routing.table.chains[job.family]
+            contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
+            if (why := unfit(job.family, contract, models)) is not None:
+                raise why
+            await on_disk(self._folder.check_room, job)
         upload = await on_disk(Upload, self._folder, job)
         try:
             total = None
-            async for message in messages:
+            while (message := await self._next(messages)) is not None:
                 if message.WhichOneof("part") == "total":
                     total = message.total
                 elif message.WhichOneof("part") != "items" or total is not None:
@@ -84,13 +86,22 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             if total != upload.count:
                 remedy = "send all items, then how many they were"
                 raise InvalidInput(f"{upload.count} items came", field="total", value=total or 0, remedy=remedy)
-            rate = expected_rate(self._local, self._idle, job, contract)
-            check_items(job, upload.count, self._world(job, rate))
+            if contract is not None:
+                rate = expected_rate(self._local, self._owner.idle, job, contract)
+                check_items(job, upload.count, self._world(job, rate))
             await on_disk(upload.commit, self._local.clock.now_s())
         except BaseException:
             await asyncio.shield(on_disk(upload.discard))
             raise
         return await self._status(job.id)
+
+    @staticmethod
+    async def _next(messages: AsyncIterator[Any]) -> Any:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                return await anext(messages, None)
+        except TimeoutError as error:
+            raise Unavailable(f"nothing came for {SILENT_S:g} s, nothing was kept", remedy="submit it again") from error
 
     async def Get(self, request: Any, context: Any) -> Any:
         """How a job stands."""
@@ -129,29 +140,40 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             last = status
             await self._local.clock.sleep(WATCH_S)
 
-    async def GetResults(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def GetResults(self, request: Any, context: Any) -> None:
         """Results in the order of items, each once."""
         if self._readers >= self._local.settings.jobs_results_max:
             remedy = "try again, or raise the dispatcher's jobs_results_max"
             raise Unavailable(f"{self._readers} clients read results here", remedy=remedy)
         self._readers += 1
         try:
-            reader = await on_disk(lambda: JobReader(self._folder, request.id, kept=True))
-            item = request.first
-            while item < reader.stored.items:
-                message, item = await on_disk(self._results, reader, item)
-                yield message
+            unread = await self._send_results(request, context)
         except OSError as error:
-            raise disk_error(
-                reader.path, error, "read", "ask again from the item after the last one that came"
-            ) from error
+            so = "ask again from the item after the last one that came"
+            raise disk_error(self._folder.root / request.id, error, "read", so) from error
         finally:
             self._readers -= 1
+        if unread is not None:
+            await unread  # no status can be sent before
+            raise Unavailable(f"nothing was read for {SILENT_S:g} s", remedy="ask again from the next item")
+
+    async def _send_results(self, request: Any, context: Any) -> Any:
+        """Send results; returns the message that the client did not read in time, or None."""
+        reader, item = await on_disk(lambda: JobReader(self._folder, request.id, kept=True)), request.first
+        while item < reader.stored.items:
+            message, item = await on_disk(self._results, reader, item)
+            if message.results:
+                writing = asyncio.ensure_future(context.write(message))
+                writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the client may leave
+                if not (await asyncio.wait((writing,), timeout=SILENT_S))[0]:
+                    return writing
+                await writing
+        return None
 
     def _results(self, reader: JobReader, first: int) -> tuple[Any, int]:
         message = jobs_pb2.GetResultsResponse()
         found, after = reader.results(first, MESSAGE_BYTES)
-        known, ledger, after = dict(found), reader.ledger, min(after, first + MESSAGE_ITEMS)
+        known, ledger = dict(found), reader.ledger
         for item in range(first, after):
             if item in known:
                 message.results.add().MergeFromString(known[item])
@@ -204,9 +226,10 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             status.why = ledger.why
             return status
         status.late = self._calendar_s() > job.complete_by_s
-        status.owner, status.why = str(told.get("owner", "")), str(told.get("why", ""))
-        if not told:
-            status.why = "no dispatcher has taken it yet"
+        status.owner, status.why = self._owner.alive(str(told.get("owner", ""))), str(told.get("why", ""))
+        if not status.owner:
+            status.why = self._owner.why or "no dispatcher has it now: one takes it within seconds"
+            return status
         if (expected_s := float(told.get("expected_at_s", 0.0))) > 0:
             status.expected_at.CopyFrom(_time(expected_s))
             if expected_s > job.complete_by_s and not status.why:

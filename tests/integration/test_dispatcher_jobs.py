@@ -386,7 +386,7 @@ async def test_by_commands(system, jobs, tmp_path):
     shown = await trefoil(jobs, "submit", "digits", str(file), "--complete-by", "90min", "--id", "b")
     assert "0/30" in shown
     await trefoil(jobs, "cancel", "b", "--why", "no more of it")
-    await until(lambda: "b" in jobs.owner.runs and jobs.owner.runs["b"].closing)
+    await until(lambda: "b" not in jobs.owner.runs or jobs.owner.runs["b"].closing)
     for slice_ in system.slices:
         slice_.gate.set()
     assert "no more of it" in await trefoil(jobs, "watch", "b", code=1)

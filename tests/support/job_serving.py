@@ -30,9 +30,9 @@ class Jobs:
             running.local, running.fronts.inference, running.contracts, running.loop,
             running.siblings, state, self.folder, running.metrics, running.fronts.access.weight,
         )  # fmt: skip
-        admin = JobsAdmin(running.local, running.contracts, self.folder, self.owner.idle, running.fronts.access.names)
+        self.admin = JobsAdmin(running.local, running.contracts, self.folder, self.owner, running.fronts.access.names)
         self.settings = running.settings.model_copy(update={"admin_address": "127.0.0.1:0"})
-        self._services = [(jobs_pb2_grpc.add_JobsServicer_to_server, admin, NAME)]
+        self._services = [(jobs_pb2_grpc.add_JobsServicer_to_server, self.admin, NAME)]
         self._task: asyncio.Task[None] | None = None
         self.stub: Any = None
 

@@ -1,1 +1,1 @@
-"""Cores of jobs: what a job may be, its journal, its pace, and when a batch may take an idle slice."""
+"""Cores of jobs: what a job may be, its journal, and when a batch may take an idle slice."""

@@ -1,13 +1,11 @@
-"""What a job may be, how fast it may run, and when a batch of it may take an idle slice."""
+"""What a job may be, and when a batch of it may take an idle slice."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dispatcher.jobs.core.job import DEADLINE_MAX_S, Job, Rate, World, check_items, check_job
-from dispatcher.jobs.core.pace import Allowance, AtOnce
 from dispatcher.jobs.core.reserve import (
     P95_GROWTH,
     SHARE_MAX,
@@ -79,21 +77,6 @@ def test_the_rate_of_the_last_minute():
     assert rate.seconds_for(100) == pytest.approx(2.0)
     rate.add(200.0, 500)
     assert rate.seconds_for(100) is None  # nothing of late
-
-
-def test_an_allowance_follows_its_rate():
-    assert math.isinf(AtOnce().items_per_s("a", 0.0))
-    allowance = Allowance()
-    assert allowance.refill(10.0, 0.0) == pytest.approx(10.0)
-    allowance.spend(10)
-    assert allowance.refill(10.0, 0.3) == pytest.approx(3.0)
-    assert allowance.refill(10.0, 100.0) == pytest.approx(10.0)  # a pause is not made up for
-    assert math.isinf(allowance.refill(math.inf, 101.0))
-    allowance.spend(5)
-    assert allowance.refill(2.0, 101.5) == pytest.approx(1.0)
-    assert allowance.refill(0.0, 102.0) == pytest.approx(1.0)
-    allowance.spend(1)
-    assert allowance.refill(0.0, 200.0) == 0.0
 
 
 def test_expected_delayed_is_that_of_poisson():

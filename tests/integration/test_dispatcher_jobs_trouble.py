@@ -1,0 +1,183 @@
+"""Jobs in trouble: damaged files, slow disks, silent clients, more jobs than run at once, workers without credits."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from dispatcher.jobs import job_run, owner, service
+from dispatcher.jobs.core.job import Bounds
+from dispatcher.jobs.folder import JobReader
+from protos.dispatcher.v1 import jobs_pb2
+from tests.integration.test_dispatcher_jobs import CANCELLED, DONE, items, refused
+from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
+from tests.support.fake_triton import FakeTriton
+from tests.support.job_serving import Jobs, item, jobs_of, messages
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def system(state, tmp_path) -> AsyncIterator[DispatcherSystem]:
+    async with dispatcher_system(state, tmp_path, FakeTriton(version=1), FakeTriton(version=4)) as made:
+        yield made
+
+
+@pytest.fixture
+async def jobs(system, state) -> AsyncIterator[Jobs]:
+    async with jobs_of(system.running, state) as made:
+        yield made
+
+
+async def test_many_jobs_take_turns(system, jobs, monkeypatch):
+    monkeypatch.setattr(owner, "RUNS_MAX", 1)
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    for name in "abc":
+        await jobs.submit(items(20), complete_in_s=ord(name), id=name)
+    async with asyncio.timeout(30):
+        while (await jobs.status("c")).why != "other jobs go first":
+            await asyncio.sleep(0.02)
+    assert list(jobs.owner.runs) == ["a"]
+    assert (await jobs.status("c")).owner == jobs.owner.name
+    await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="c", why="x" * 10_000))
+    last = await jobs.ended("c")
+    assert (last.state, last.why) == (CANCELLED, "x" * 600)
+    assert len(await jobs.results("c")) == 20
+    await jobs.submit(items(20), id="first", priority=1)
+    for slice_ in system.slices:
+        slice_.gate.set()
+    for name in ("first", "a", "b"):
+        last = await jobs.ended(name)
+        assert (last.state, last.answered) == (DONE, 20)
+
+
+async def test_what_one_job_breaks_on_ends_that_job_alone(system, jobs, monkeypatch):
+    await jobs.disown()
+    await jobs.submit(items(100), id="damaged")
+    stood = await jobs.status("damaged")
+    assert (stood.owner, stood.why) == ("", "no dispatcher has it now: one takes it within seconds")
+    (jobs.folder.root / "damaged" / "items.idx").write_bytes(b"\xff" * 801)
+    (jobs.folder.root / "damaged" / "journal.1.bak").write_bytes(b"")
+    await jobs.own()
+    last = await jobs.ended("damaged")
+    assert (last.state, last.failed) == (DONE, 100)
+    real = job_run.JobRun._split
+
+    async def split(run, *arguments):
+        if run.job.id == "bug":
+            raise RuntimeError("a bug")
+        await real(run, *arguments)
+
+    monkeypatch.setattr(job_run.JobRun, "_split", split)
+    await jobs.submit(items(20), id="bug")
+    await jobs.submit(items(20), id="b")
+    last = await jobs.ended("bug")
+    assert last.state == CANCELLED
+    assert last.why == "the dispatcher cannot run it, see its log: RuntimeError('a bug')"
+    assert (await jobs.ended("b")).answered == 20
+
+
+@pytest.mark.parametrize("stop", ["cancel", "disown"])
+async def test_a_slow_disk_costs_no_answer_of_a_job_that_stops(system, jobs, monkeypatch, stop):
+    real, allowed = os.fsync, threading.Event()
+
+    def fsync(descriptor: int) -> None:
+        if "answers." in os.readlink(f"/proc/self/fd/{descriptor}"):
+            allowed.wait(20)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(owner, "SETTLE_S", 5.0)
+    await jobs.submit(items(3000), id="a")
+    await until(lambda: "a" in jobs.owner.runs and len(jobs.owner.runs["a"]._results) >= 500)
+    run = jobs.owner.runs["a"]
+    if stop == "cancel":
+        await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="a"))
+        stopped = asyncio.create_task(jobs.ended("a"))
+    else:
+        stopped = asyncio.create_task(jobs.disown())
+    await until(lambda: run.closing and not run.busy)
+    answered = len(run._results)
+    allowed.set()
+    await stopped
+    assert JobReader(jobs.folder, "a").ledger.answered == answered >= 500
+
+
+async def test_memory_is_bounded_by_bytes(system, jobs, monkeypatch):
+    monkeypatch.setattr(job_run, "HELD_BYTES", 5000)
+    monkeypatch.setattr(job_run, "CHUNK", 4)
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    await jobs.submit(items(200), id="a")
+    await until(lambda: "a" in jobs.owner.runs and jobs.owner.runs["a"]._held_bytes >= 5000)
+    run = jobs.owner.runs["a"]
+    assert run._held_bytes <= 5000 + 4 * len(item(1))
+    for slice_ in system.slices:
+        slice_.gate.set()
+    assert (await jobs.ended("a")).answered == 200
+    assert run._held_bytes == run._unwritten_bytes == 0
+
+
+async def test_submitted_again_with_a_deadline_from_now_it_is_the_same_job(system, jobs):
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    jobs.folder.bounds = Bounds(100, 10**6, 1)
+    await jobs.submit(items(10), complete_in_s=100.0, id="a")
+    by = (await jobs.status("a")).job.complete_by
+    assert (await jobs.submit(items(10), complete_in_s=200.0, id="a")).job.complete_by == by
+    assert (await jobs.submit(items(10), complete_in_s=-5.0, id="a")).job.complete_by == by
+    assert "has 1 jobs that have not ended" in await refused(jobs.stub.Submit(messages(items(10), id="b")))
+
+
+async def test_silent_clients_leave_their_places(system, jobs, monkeypatch):
+    monkeypatch.setattr(service, "SILENT_S", 0.2)
+
+    async def silent():
+        for message in list(messages(items(3), id="a"))[:-1]:
+            yield message
+        await asyncio.sleep(60)
+
+    says = "UNAVAILABLE nothing came for 0.2 s, nothing was kept. Remedy: submit it again"
+    assert says in await refused(jobs.stub.Submit(silent()))
+    assert not list(jobs.folder.root.glob(".new-*"))
+    await jobs.submit(items(3), id="a")
+    message = jobs_pb2.GetResultsResponse(results=[jobs_pb2.ItemResult(response=bytes(2**20))])
+    monkeypatch.setattr(service.JobsAdmin, "_results", lambda *_: (message, 0))
+    stream = jobs.stub.GetResults(jobs_pb2.GetResultsRequest(id="a"))
+    await stream.read()
+    await until(lambda: jobs.admin._readers == 0)
+
+    async def rest() -> None:
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+
+    assert "UNAVAILABLE nothing was read for 0.2 s. Remedy: ask again" in await refused(rest())
+
+
+async def test_jobs_go_to_a_worker_that_has_credits(system, jobs, monkeypatch):
+    monkeypatch.setattr(owner, "OWNED_S", 0.0)
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    await jobs.submit(items(20), id="a")
+    await until(lambda: "a" in jobs.owner.runs)
+    routing = system.local.routing
+    table = routing.table
+    none = {family: replace(route, targets=()) for family, route in table.routes.items()}
+    job = jobs.folder.stored("a").job
+    assert not jobs.owner.idle.elsewhere(job)
+    routing.table = replace(table, routes=none)
+    assert jobs.owner.idle.elsewhere(job)
+    assert not jobs.owner.idle.elsewhere(replace(job, zones=("nowhere",)))
+    routing.table = table
+    monkeypatch.setattr(jobs.owner.idle, "elsewhere", lambda _: True)
+    await until(lambda: not jobs.owner.owns)
+    assert (await jobs.status("a")).owner == ""
+    for slice_ in system.slices:
+        slice_.gate.set()
+    monkeypatch.undo()
+    assert (await jobs.ended("a")).answered == 20
