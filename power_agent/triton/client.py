@@ -21,7 +21,7 @@ from power_agent.triton.access import HEADER
 from power_agent.triton.slice_launch import backend_of_slice, config_json, slice_config, write_config
 from trefoil import direct
 from trefoil.core.demand import PROBE_ID
-from trefoil.core.errors import Unavailable
+from trefoil.core.errors import CatalogError, Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.given.llm_backends import ask_one_token, unasked_outputs
@@ -338,12 +338,11 @@ class TritonClient:
         return self._decodes[family]
 
     def has_processes(self, family: str) -> bool:
-        """Whether a family's model may start processes of its own.
-
-        Raises:
-            CatalogError: its contract is not there.
-        """
-        return starts_processes(self._contract(family))
+        """Whether a family's model may start processes of its own; not known to where its contract is lost."""
+        try:
+            return starts_processes(self._contract(family))
+        except CatalogError:  # the check of its files says it before anything is healed
+            return False
 
     def _contract(self, family: str) -> model_config_pb2.ModelConfig:
         """Contract of a family; kept, because it is fixed and the slice's files may be lost while its Triton serves."""

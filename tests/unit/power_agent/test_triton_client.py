@@ -128,3 +128,9 @@ async def test_a_renewed_certificate_is_a_new_connection_and_the_old_one_goes_wi
     finally:
         await client.close()
         await server.stop(0)
+
+
+async def test_a_model_whose_contract_is_lost_is_not_known_to_start_processes(tmp_path):
+    client = TritonClient("127.0.0.1:1", "http://127.0.0.1:1/metrics", tmp_path, WallClock())
+    assert not client.has_processes("toy")
+    await client.close()
