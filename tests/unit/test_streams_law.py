@@ -1,13 +1,15 @@
 """The law of continuous batching against streams that are played step by step."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from trefoil.core.common import ProfileRow
 from trefoil.core.objective import TokenSlo
-from trefoil.core.queueing import ServiceTime, StreamLaw, StreamLimits, streams_rate_max
+from trefoil.core.queueing import STREAMS_MAX, ServiceTime, StreamLaw, StreamLimits, stream_answers, streams_rate_max
 
 STEPS = 20.0
 STEP_MS = (40.0, 44.0, 48.0, 52.0, 56.0, 60.0, 64.0, 68.0)  # by the streams that run
@@ -91,3 +93,9 @@ def test_the_largest_rate_keeps_each_limit_and_a_tighter_one_costs_rate():
             assert np.mean(tpot_ms <= 56.0) >= 0.9 - 0.03
         assert running <= 1.05 * rate * latency_ms.mean() / 1e3, "Little's law, without those that wait"
     assert math.isclose(StreamLaw(ANSWERS[:1], STEPS).saturation_per_s, 1e3 / ANSWERS[0].mean_ms)
+
+
+def test_streams_of_one_slice_are_counted_up_to_a_bound():
+    row = ProfileRow("A100-SXM4-40GB", "whole", "chat", "m", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
+    assert len(stream_answers((row, replace(row, batch=65_536)))) == STREAMS_MAX
+    assert len(stream_answers((row, replace(row, batch=64)))) == 64

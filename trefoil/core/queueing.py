@@ -48,6 +48,7 @@ ROUND_GAPS_MAX: Final = 64  # beyond them one round says enough
 SERIES_END: Final = 1e-9  # terms of a series are added until they are smaller; its sum is above 1
 SERIES_STEP: Final = 8
 RATE_LEAST: Final = 1e-3  # of a slice's saturation: streams that are all alone
+STREAMS_MAX: Final = 4096  # of one slice
 HALVINGS: Final = 24
 NEGLIGIBLE: Final = 1e-9
 BOTH: Final = 1.5  # exponent by which two causes of a wait add up
@@ -355,9 +356,12 @@ class StreamLoad:
 
 
 def stream_answers(rows: Sequence[ProfileRow]) -> tuple[ServiceTime, ...]:
-    """Time of an answer while 1, 2, ... streams run, from a model's rows, by `batch`: the streams that run."""
+    """Time of an answer while 1, 2, ... streams run, from a model's rows, by `batch`: the streams that run.
+
+    At most STREAMS_MAX: the law's time grows with them.
+    """
     times = [service_time(row) for row in rows]
-    numbers = np.arange(1, rows[-1].batch + 1)
+    numbers = np.arange(1, min(rows[-1].batch, STREAMS_MAX) + 1)
     means_ms = np.interp(numbers, [row.batch for row in rows], [one.mean_ms for one in times])
     return tuple(ServiceTime(mean_ms, times[0].cv) for mean_ms in means_ms.tolist())
 
