@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trefoil.cli.run.processes import ChildProcess, Command, kill_leftovers, stop_all
-from trefoil.cli.run.state_directory import to_toml, write_private
+from trefoil.cli.run.state_directory import write_private
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.config import to_toml
 
 NETWORK: Final = "10.77.0"
 OUTSIDE: Final = f"{NETWORK}.1"  # of this process: operators and clients

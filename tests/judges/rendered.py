@@ -17,8 +17,9 @@ from trefoil.cli.deploy.env_file import render, values_of
 from trefoil.cli.deploy.machine import Wanted
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import DemoScenario, System, load_system
-from trefoil.cli.run.state_directory import StatePaths, to_toml
+from trefoil.cli.run.state_directory import StatePaths
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.config import to_toml
 from trefoil.runtime.proc import Identity
 
 CONFIG: Final = ROOT / "deploy" / "config"

@@ -24,6 +24,7 @@ from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.units import DAY_S, HOUR_S
 from trefoil.profiler.profile_csv import ProfileProvenance, profile_text, write_profile
+from trefoil.runtime.config import to_toml
 from trefoil.simulator.scenario.schema import Scenario
 
 REQUESTS_MAX: Final = 20_000  # that are simulated one by one; more are a flow
@@ -105,20 +106,6 @@ def rates(found: Found, fitted: FittedFamily) -> Floats:
     return np.asarray(rate)
 
 
-def toml_text(values: Mapping[str, Any], table: str = "") -> str:
-    """Text of a TOML file: values of JSON, tables, and lists of tables."""
-    plain = {k: v for k, v in values.items() if not isinstance(v[0] if isinstance(v, list) and v else v, dict)}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
-    text = "".join(f"{line}\n" for line in lines)
-    for key, value in values.items():
-        name = table + (key or '""')
-        if isinstance(value, dict):
-            text += f"\n[{name}]\n{toml_text(value, f'{name}.')}"
-        elif key not in plain:
-            text += "".join(f"\n[[{name}]]\n{toml_text(one, f'{name}.')}" for one in value)
-    return text
-
-
 def write_family(
     folder: Path, one: FittedFamily, profile: Path, date: str, *, variants: bool = True, shapes: Collection[str] = ()
 ) -> None:
@@ -133,7 +120,7 @@ def write_family(
         tree |= {"tokens_mean": family.tokens_mean} if family.generative else {}
         tree["classes"] = {k: {"percentile": 100 * q, "latency_ms": ms} for k, (ms, q) in family.classes.items()}
         tree["variants"] = [{key: getattr(variant, key) for key in keys} for variant in own]
-        (folder / "family.toml").write_text(toml_text(tree), encoding="utf-8")
+        (folder / "family.toml").write_text(to_toml(tree), encoding="utf-8")
     source = f"trefoil assess: {'fitted to' if one.folder else 'by a law from'} found points"
     about = ProfileProvenance("the fleet that was read", date, "none", simulated=False, source=source, basis="modelled")
     names = [variant.name for variant in own]
@@ -172,8 +159,8 @@ def write_files(out: Path, fleet: PlayedFleet) -> Path:
         "families": families,
     }  # fmt: skip
     head = f"# Written by trefoil assess on {fleet.date}: {len(found.devices)} devices, {len(found.models)} models.\n"
-    (out / "scenario.toml").write_text(head + toml_text(tree), encoding="utf-8")
-    (out / "up.toml").write_text(head + toml_text(_up(fleet, own, load)), encoding="utf-8")
+    (out / "scenario.toml").write_text(head + to_toml(tree), encoding="utf-8")
+    (out / "up.toml").write_text(head + to_toml(_up(fleet, own, load)), encoding="utf-8")
     return out / "scenario.toml"
 
 

@@ -7,6 +7,7 @@ Environment names are the prefix plus the field in capitals, `__` between levels
 """
 
 import argparse
+import json
 import os
 import re
 import stat
@@ -502,3 +503,53 @@ def _mask(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_mask(item) for item in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """TOML text of nested tables and lists of tables; None is left out (it means: the default).
+
+    Raises:
+        errors.SettingError: a value that TOML has not.
+    """
+    lines: list[str] = []
+    _add_toml(values, "", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _add_toml(values: Mapping[str, Any], path: str, lines: list[str]) -> None:
+    """Add the lines of a table: plain values, then tables below their headings."""
+    below = {key: value for key, value in values.items() if isinstance(value, Mapping) or _is_tables(value)}
+    plain = {key: value for key, value in values.items() if key not in below and value is not None}
+    lines += [f"{_toml_string(key)} = {_toml_value(value)}" for key, value in plain.items()]
+    for key, value in below.items():
+        name = f"{path}{_toml_string(key)}"
+        for table in [value] if isinstance(value, Mapping) else value:
+            lines += ["", f"[{name}]" if table is value else f"[[{name}]]"]
+            _add_toml(table, f"{name}.", lines)
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
+def _toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            return repr(float(value))  # also of numpy's
+        case str() | Path():
+            return _toml_string(str(value))
+        case Mapping():
+            pairs = (f"{_toml_string(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
+            return f"{{{', '.join(pairs)}}}"
+        case list() | tuple():
+            return f"[{', '.join(map(_toml_value, value))}]"
+    raise errors.SettingError("cannot be written to TOML", field="value", value=value, remedy="give a plain value")
+
+
+def _toml_string(text: str) -> str:
+    """A basic string: JSON's escapes are TOML's, but for the one control character that JSON leaves as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -24,11 +24,12 @@ from trefoil.cli.run import processes, services
 from trefoil.cli.run.launcher import Launcher, clean_up, first_answer, remove_runtime_files, restart_pause_s
 from trefoil.cli.run.scenario import ServedFamily, System
 from trefoil.cli.run.services import Service
-from trefoil.cli.run.state_directory import AlreadyRunning, StateLock, StatePaths, to_toml
+from trefoil.cli.run.state_directory import AlreadyRunning, StateLock, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.runtime.clock import ManualClock, WallClock
+from trefoil.runtime.config import to_toml
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder, temporary_folder
 

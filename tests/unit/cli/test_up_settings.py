@@ -19,10 +19,11 @@ from trefoil.cli.run.launcher import Launcher
 from trefoil.cli.run.real_node import check_real_node
 from trefoil.cli.run.scenario import DemoScenario, System, load_system
 from trefoil.cli.run.shutdown import ShutdownSignals
-from trefoil.cli.run.state_directory import StatePaths, to_toml
+from trefoil.cli.run.state_directory import StatePaths
 from trefoil.core.errors import SettingError, StartError, TrefoilError
 from trefoil.runtime import config
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.config import to_toml
 from trefoil.runtime.proc import Identity
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "config"

@@ -1,4 +1,5 @@
 import os
+import tomllib
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -254,3 +255,11 @@ def test_the_source_of_settings_is_the_file_and_the_one_that_is_read_over_it(tmp
     (tmp_path / "x.toml").write_text("")
     assert config.settings_source(argv) == f"/etc/trefoil/x.toml, {tmp_path}/x.toml"
     assert not config.settings_source([])
+
+
+def test_lists_of_tables_and_names_of_any_letters_read_back_as_they_were():
+    zones = {"my zone.x 😀": {"constant": 1.5}, "": {}}
+    values = {"pue": 1.2, "empty": [], "nodes": [{"name": "a", "on": {"b": [1, 2]}}, {"name": "c"}], "zones": zones}
+    text = config.to_toml(values)
+    assert tomllib.loads(text) == values
+    assert text.count("[[") == 2

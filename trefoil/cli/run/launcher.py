@@ -29,13 +29,14 @@ from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
 from trefoil.cli.run.services import Service
 from trefoil.cli.run.shutdown import uncancellable
-from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, to_toml, write_private
+from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, write_private
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import StartError, TrefoilError, Unavailable, system_words
 from trefoil.overview.troubles import failure_lines
 from trefoil.runtime import config
 from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.config import to_toml
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import temporary_folder
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trefoil.cli.run.processes import ChildProcess, first_log_errors
-from trefoil.core.errors import InvalidInput, NotFound, SettingError, StartError, TrefoilError, system_error
+from trefoil.core.errors import InvalidInput, NotFound, StartError, TrefoilError, system_error
 from trefoil.runtime import codec
 from trefoil.runtime.files import NotPlain, read_plain, replace_file, rotate_log
 from trefoil.runtime.proc import Identity
@@ -289,46 +289,3 @@ class StateLock:
 def write_private(path: Path, text: str) -> None:
     """Replace a file atomically; never readable by others, not even for a moment."""
     replace_file(path, text, sync=False, mode=0o600)
-
-
-def to_toml(values: Mapping[str, Any]) -> str:
-    """TOML text of nested tables; None is left out (it means: the default)."""
-    lines: list[str] = []
-    _toml_table(values, (), lines)
-    return "\n".join(lines) + "\n"
-
-
-def _toml_table(values: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
-    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping) and value is not None}
-    if path and (plain or not values):
-        lines += ["", f"[{'.'.join(_toml_string(part) for part in path)}]"]
-    lines += [f"{_toml_string(key)} = {_toml_value(value)}" for key, value in plain.items()]
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _toml_table(value, (*path, key), lines)
-
-
-def _toml_value(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int():
-            return str(value)
-        case float():
-            return repr(value)
-        case str() | Path():
-            return _toml_string(str(value))
-        case Mapping():
-            return (
-                "{"
-                + ", ".join(f"{_toml_string(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
-                + "}"
-            )
-        case list() | tuple():
-            return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    raise SettingError("cannot be written to TOML", field="value", value=value, remedy="give a plain value")
-
-
-def _toml_string(text: str) -> str:
-    """A basic string: JSON's escapes are TOML's, but for the one control character that JSON leaves as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
