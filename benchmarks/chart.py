@@ -131,7 +131,7 @@ class Load:
 
 
 def play(helm: str) -> Iterator[str]:
-    """Play the trial; what was seen, as it is seen."""
+    """Play the trial; yields a line for each event when it has ended."""
     manifests = rendered(helm, ("simulated.replicas=2", "dispatcher.maxReplicas=2"))
     with tempfile.TemporaryDirectory() as folder, Kubelet(Path(folder), manifests, NAMESPACE) as kubelet:
         Path(folder).chmod(0o755)

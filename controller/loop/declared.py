@@ -1,7 +1,7 @@
 """Settings files that win: with `declared`, objectives, mode and watt cap are what the files say, also after a change.
 
-Read every PERIOD_S, by whoever leads; what two readings in a row agree on is put in force, so that a file that is half
-written stops no family. A file that is wrong changes nothing, and `status` says why. Commands that would change what
+The leading controller reads them every PERIOD_S and adopts values that two readings in a row agree on, so that a
+half-written file stops no family. A wrong file changes nothing, and `status` says why. Commands that would change what
 the files say are refused with the file's name.
 """
 
@@ -27,8 +27,8 @@ ADOPTED: Final = ("objectives", "mode", "max_watts")
 
 
 class DeclaredSettings:
-    """Objectives, mode and watt cap of settings files. `source` names the files; `read` reads them anew, and raises
-    SettingError. Belongs to one event loop."""
+    """Objectives, mode and watt cap of settings files. `source` names the files; `read` reads them again, and
+    raises SettingError. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class DeclaredSettings:
                 await self._adopt(wanted)
             why = self._waits(wanted)
         except (Fenced, StateUnavailable):
-            return  # another leads, or nobody can say who does
+            return  # another controller leads, or Redis does not say which one
         except TrefoilError as error:
             why = str(error)
         if why != self.why:

@@ -1,1 +1,1 @@
-"""Jobs: items that may wait, in files of a folder, answered by slices that nobody else waits for."""
+"""Jobs: items that may wait. They lie in files; idle slices answer them."""
