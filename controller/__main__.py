@@ -106,7 +106,7 @@ class ControlComponent:
 def parts(
     settings: ControllerSettings, clock: Clock, source: str = "", read: Callable[[], ControllerSettings] | None = None
 ) -> Sequence[Component]:
-    """Everything that runs in this process, in the order of its start. `read` reads the settings again from `source`."""
+    """Everything that runs in this process, in the order of its start. `read` reads the settings in `source` again."""
     row = row_of(settings)
     files = CatalogFiles(settings.model_repository, settings.profile_overrides, load_catalog)
     catalog = files.catalog

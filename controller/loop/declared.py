@@ -69,7 +69,7 @@ class DeclaredSettings:
                 await self._adopt(wanted)
             why = self._waits(wanted)
         except (Fenced, StateUnavailable):
-            return  # another controller leads, or Redis does not say which one
+            return  # another controller leads, or Redis does not say who
         except TrefoilError as error:
             why = str(error)
         if why != self.why:
