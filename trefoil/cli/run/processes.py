@@ -128,9 +128,11 @@ def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> s
     """Last lines of a log file, or a remark that there are none."""
     try:
         with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(from_byte if from_byte <= size else 0, size - LAST_BYTES))  # smaller: rotated meanwhile
-            lines = log.read(LAST_BYTES).decode(errors="replace").strip("\0 \t\r\n").splitlines()
+            size = sys.maxsize
+            while os.fstat(log.fileno()).st_size < size:  # again where it is rotated while it is read
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(from_byte if from_byte <= size else 0, size - LAST_BYTES))  # smaller: rotated before
+                lines = log.read(LAST_BYTES).decode(errors="replace").strip("\0 \t\r\n").splitlines()
     except FileNotFoundError:
         lines = []
     except OSError as error:  # of a failing disk: no reason to stop looking after the process
