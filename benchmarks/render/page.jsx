@@ -79,6 +79,7 @@ function displayed(panel, frames) {
 
 function Content({ panel, frames, range, width, height }) {
   if (panel.type === 'timeseries') {
+    if (!frames.length) return <div>{panel.fieldConfig.defaults.noValue ?? 'No data'}</div>;
     return <TimeSeries frames={frames} timeRange={range} timeZone="utc" width={width} height={height} legend={panel.options.legend} />;
   }
   if (panel.type === 'table') {
