@@ -40,6 +40,7 @@ SAVED: Final = stat(
     least=None,
     no_value="none: SLO or floor missed, or under 200 answers",
 )
+NO_TOKENS: Final = "this family streams no tokens"
 
 FLEET: Final = Dashboard(
     "fleet",
@@ -343,7 +344,7 @@ FAMILY: Final = Dashboard(
                     ],
                     "s",
                     w=6,
-                    says="Of families that stream tokens.",
+                    no_value=NO_TOKENS,
                     dashed=["SLO"],
                 )
                 for of, title in (("ttft", "Time to the first token"), ("tpot", "Time from token to token"))
@@ -363,6 +364,7 @@ FAMILY: Final = Dashboard(
                 ],
                 "percentunit",
                 w=6,
+                no_value=NO_TOKENS,
                 most=1,
                 dashed=["objective"],
             ),
@@ -378,6 +380,7 @@ FAMILY: Final = Dashboard(
                 ],
                 "short",
                 w=6,
+                no_value=NO_TOKENS,
             ),
         ],
     ],
