@@ -9,11 +9,12 @@ from typing import Any
 
 from controller.explore.core.exploration import Explorer
 from controller.loop.control_loop import ControlLoop
+from controller.loop.core.control import Change
 from controller.loop.core.decision import predicted_saving
 from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.saved_state import STOPPED, start_command
-from controller.loop.declared import DeclaredSettings
+from controller.loop.declared import Declaration, DeclaredSettings, accept_all
 from controller.observe.core.plannable import check_obeyed, places_refused
 from controller.observe.core.triggers import OPERATOR, Trigger
 from controller.planners.fleet_power import check_power
@@ -122,23 +123,40 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 accepted[family] = self._accepted(each)
             except errors.TrefoilError as error:
                 raise type(error)(f"family {family}: {error}") from error
-        max_watts = request.max_watts if request.HasField("max_watts") else None
-        if max_watts is not None and not 0 <= max_watts < math.inf:
-            raise errors.InvalidInput(
-                "must be watts", field="max_watts", value=max_watts, remedy="above 0, or 0: no cap"
-            )
+        max_watts = _watts(request)
         if request.reset_max_watts:
             if max_watts is not None:
                 remedy = "give max_watts, or reset_max_watts"
                 raise errors.InvalidInput("given with a reset", field="max_watts", value=max_watts, remedy=remedy)
             max_watts = self._loop.settings.max_watts
         reset = _reset_of(*request.objectives, max_watts=request.reset_max_watts)
-        degraded = await self._loop.set_objectives(tuple(accepted.values()), max_watts, reset)
+        degraded = await self._loop.set_objectives(Change(tuple(accepted.values()), max_watts, reset))
         return pb.SetObjectivesResponse(
             objectives=[codec.to_proto(each) for each in accepted.values()],
             max_watts=self._loop.core.max_watts,
             degraded=degraded,
         )
+
+    async def Apply(self, request: Any, context: Any) -> Any:
+        """Put what a file declares in force, all or none; answers what differs from it."""
+        if not request.dry_run:
+            self._declared.refuse("objectives")
+        core, mode = self._loop.core, request.mode or None
+        if mode is not None and mode not in [int(m) for m in ActMode]:
+            raise errors.InvalidInput("no such mode", field="mode", value=mode, remedy="observe, advise or act")
+        if request.prune and not request.objectives:
+            raise errors.InvalidInput(
+                "it would stop every family", field="prune", value=True, remedy="declare the families that are to serve"
+            )
+        await self._files.refresh_for([each.family for each in request.objectives])
+        wanted = [codec.from_proto(each) for each in request.objectives]
+        accepted = accept_all(core, wanted, self._files.catalog, self._planner, self._loop.settings.pue)
+        declaration = Declaration(accepted, _watts(request), ActMode(mode) if mode else None, request.prune)
+        changes = [pb.FieldChange(field=f, now=now, wanted=then) for f, now, then in declaration.changes(core)]
+        degraded = ""
+        if changes and not request.dry_run:
+            degraded = await declaration.enact(self._loop, by_command=True)
+        return pb.ApplyResponse(changes=changes, degraded=degraded, held=core.control.hold_reason)
 
     async def GetObjectives(self, request: Any, context: Any) -> Any:
         """Objectives in force by family (of one, if the request names it), and the fleet's watt cap."""
@@ -186,7 +204,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         found = with_device(read_view(view, settings.rate_floor_per_s, whole=True), settings, family, device, load)
         wanted = replace(objective, devices=found.gpus[family])
         accepted = accept_objective(wanted, self._loop.core.objectives, self._files.catalog, settings, objective.number)
-        degraded = await self._loop.set_objectives((accepted,))
+        degraded = await self._loop.set_objectives(Change((accepted,)))
         factor = found.sharing_factor
         return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
 
@@ -472,6 +490,17 @@ class LeaderAnswers:
 def _reset_of(*requests: Any, max_watts: bool = False) -> ByCommand:
     """What ObjectiveChanges take back to the settings."""
     return ByCommand(tuple(each.objective.family for each in requests if each.reset), max_watts=max_watts)
+
+
+def _watts(request: Any) -> float | None:
+    """Cap on the fleet's planned power [W] of a request; None: it says nothing of it."""
+    if not request.HasField("max_watts"):
+        return None
+    if not 0 <= request.max_watts < math.inf:
+        raise errors.InvalidInput(
+            "must be watts", field="max_watts", value=request.max_watts, remedy="above 0, or 0: no cap"
+        )
+    return float(request.max_watts)
 
 
 def explain(view: PlanView, plan: Plan | None, objective: Objective, state: RolloutState, rolling: str) -> str:

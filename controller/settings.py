@@ -214,6 +214,42 @@ class ObjectiveSettings(ObjectiveTerms):
         """Objective of these settings, number 1."""
         return self.objective(self.family, number=1)
 
+    @classmethod
+    def of(cls, stored: Objective) -> "ObjectiveSettings":
+        """Settings that state this objective: all but its pue and devices, which no settings of it hold."""
+        return cls(
+            family=stored.family,
+            type=stored.mode.name.lower(),  # type: ignore[arg-type]
+            slo=Slo(
+                latency_ms=stored.slo_ms,
+                percentile=_percentile(stored.slo_quantile),
+                ttft_ms=stored.ttft_ms or None,
+                ttft_percentile=_percentile(stored.ttft_quantile) or PERCENTILE,
+                tpot_ms=stored.tpot_ms or None,
+                tpot_percentile=_percentile(stored.tpot_quantile) or PERCENTILE,
+            ),
+            accuracy=Accuracy(floor=stored.min_accuracy, hard_floor=stored.hard_min_accuracy),
+            availability=Availability(replicas_min=stored.replicas_min, spread_min=stored.spread_min),
+            lambda_weight=stored.lambda_weight,
+            base_intensity_g_per_kwh=stored.base_intensity_g_per_kwh,
+            base_j_per_request=stored.base_j_per_request,
+            window_s=stored.window_s,
+            params=dict(stored.params),
+        )
+
+
+def _percentile(quantile: float) -> float:
+    """Percentile of a quantile, without the error of its division by 100."""
+    return round(100 * quantile, 10)
+
+
+def act_mode_name(value: str) -> str:
+    """Name of a mode of acting; raises ValueError."""
+    names = [m.name.lower() for m in ActMode if m]
+    if value not in names:
+        raise ValueError(f"use one of {', '.join(names)}")
+    return value
+
 
 class TriggerSettings(Settings):
     """Settings of the triggers: thresholds of controller/observe/core/triggers.py, by the same names."""
@@ -402,10 +438,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     @field_validator("mode")
     @classmethod
     def _mode(cls, value: str) -> str:
-        names = [m.name.lower() for m in ActMode if m]
-        if value not in names:
-            raise ValueError(f"use one of {', '.join(names)}")
-        return value
+        return act_mode_name(value)
 
     @field_validator("policy")
     @classmethod

@@ -6,7 +6,7 @@ alone; an old reading is carried; a planner that fails, or takes too long, leave
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -18,7 +18,7 @@ from controller.accounting.core.modelled_base import ModelledBase
 from controller.accounting.core.served import Served
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import ControlCore
+from controller.loop.core.control import Change, ControlCore
 from controller.loop.core.decision import ControlState
 from controller.loop.core.loans import Loan
 from controller.loop.core.saved_state import SavedState, by_command_of_old, overrides
@@ -260,14 +260,14 @@ class ControlLoop:
         """What was served of late, over how many seconds, and the model of BASE that totals go by."""
         return *self._accountant.served(self.core.objectives, self._clock.now_s()), self._accountant.base
 
-    async def set_objectives(
-        self, objectives: Sequence[Objective], max_watts: float | None = None, reset: ByCommand = NO_RESET
-    ) -> str:
-        """Set accepted objectives in force: `ControlCore.set_objectives`, with what it raises; returns what cannot be
+    async def set_objectives(self, change: Change) -> str:
+        """Put a change in force: `ControlCore.set_objectives`, with what it raises; returns what cannot be
         met of them, "" for nothing.
         """
         async with self._turn():
-            view = await self.core.set_objectives(objectives, max_watts, reset)
+            view = await self.core.set_objectives(change)
+        if change.mode is not None:
+            self._signals.announce()
         return await self.core.unmet_objectives(view)
 
     async def set_service(self, family: str, *, serves: bool) -> str:

@@ -6,24 +6,65 @@ the files say are refused with the file's name.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
 from controller.loop.control_loop import ControlLoop
+from controller.loop.core.control import Change, ControlCore
 from controller.loop.core.objectives import accept_objective
-from controller.role.by_command import ByCommand
+from controller.loop.core.saved_state import differences, setting_text
+from controller.role.by_command import NO_RESET, ByCommand
 from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
+from trefoil.core.catalog import Catalog
 from trefoil.core.errors import Fenced, InvalidInput, SettingError, StateUnavailable, TrefoilError
-from trefoil.core.objective import Objective
+from trefoil.core.objective import ActMode, Objective
+from trefoil.core.parts import PartSettings
 from trefoil.runtime.given.catalog_files import CatalogFiles
 
 PERIOD_S: Final = 5.0
+SERVICE: Final = {True: "in service", False: "out of service"}
 ADOPTED: Final = ("objectives", "mode", "max_watts")
 """What a changed file changes while the controller runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a file declares: accepted objectives by family, the watt cap and the mode (None: unchanged). Families that
+    it leaves out are stopped with `prune`."""
+
+    objectives: Mapping[str, Objective]
+    max_watts: float | None
+    mode: ActMode | None
+    prune: bool
+
+    def changes(self, core: ControlCore) -> list[tuple[str, str, str]]:
+        """Fields that differ from what is in force, each with both values in words."""
+        known, out = {**core.objectives, **core.stopped}, self._stopped(core)
+        pairs: list[tuple[str, Any, Any]] = [
+            (name, SERVICE[name in core.objectives], SERVICE[name not in out])
+            for name in sorted({**known, **self.objectives})
+        ]
+        pairs += differences(known, self.objectives)
+        pairs += [("max_watts", core.max_watts or None, self.max_watts or None)] if self.max_watts is not None else []
+        pairs += [("mode", core.control.mode, self.mode)] if self.mode is not None else []
+        return [(name, setting_text(now), setting_text(wanted)) for name, now, wanted in pairs if now != wanted]
+
+    async def enact(self, loop: ControlLoop, *, by_command: bool) -> str:
+        """Put it in force, all or nothing: raises as `ControlCore.set_objectives`; returns what cannot be met."""
+        known = {**loop.core.objectives, **loop.core.stopped}
+        changed = [one for name, one in self.objectives.items() if not _same(one, known.get(name))]
+        families = tuple(one.family for one in changed)
+        reset = NO_RESET if by_command else ByCommand(families, mode=True, max_watts=True)
+        change = Change(changed, self.max_watts, reset, self._stopped(loop.core), self.mode)
+        return await loop.set_objectives(change)
+
+    def _stopped(self, core: ControlCore) -> set[str]:
+        out = {*core.stopped, *core.objectives} if self.prune else {*core.stopped}
+        return out - self.objectives.keys()
 
 
 class DeclaredSettings:
@@ -85,24 +126,38 @@ class DeclaredSettings:
         accepted = {
             name: accept_objective(one, known, self._files.catalog, None, pue=wanted.pue) for name, one in said.items()
         }
-        changed = [one for name, one in accepted.items() if not _same(one, known.get(name))]
         # Nothing is refused from here on but for want of Redis or of the disk: then the next look goes on.
         loop.settings = loop.settings.model_copy(update={name: getattr(wanted, name) for name in ADOPTED})
-        if changed or core.max_watts != wanted.max_watts:
-            reset = ByCommand(tuple(one.family for one in changed), max_watts=True)
-            await loop.set_objectives(changed, wanted.max_watts, reset)
-        for name in sorted(core.objectives.keys() - said.keys()):
-            await loop.set_service(name, serves=False)
-        for name in sorted(core.stopped.keys() & said.keys()):
-            await loop.set_service(name, serves=True)
-        if core.control.mode != wanted.act_mode:
-            await loop.operate(replace(core.control, mode=wanted.act_mode), mode_by_command=False)
+        declaration = Declaration(accepted, wanted.max_watts, wanted.act_mode, prune=True)
+        if declaration.changes(core):
+            await declaration.enact(loop, by_command=False)
 
     def _waits(self, wanted: ControllerSettings) -> str:
         """What else the files change, which only a start takes; "" for nothing."""
         now, then = (_others(each) for each in (self._started, wanted))
         names = sorted(name for name in now if now[name] != then[name])
         return f"{', '.join(names)} (in {self._source}): changed. Remedy: restart the controller" if names else ""
+
+
+def accept_all(
+    core: ControlCore, wanted: Sequence[Objective], catalog: Catalog, planner: PartSettings | None, pue: float
+) -> dict[str, Objective]:
+    """Objectives of a file as they would be in force, by family; each keeps its pue and its devices.
+
+    Raises:
+        InvalidInput: naming position, family, field, value and remedy.
+    """
+    known, accepted = {**core.objectives, **core.stopped}, dict[str, Objective]()
+    for position, one in enumerate(wanted):
+        before = known.get(one.family, Objective())
+        try:
+            if one.family in accepted:
+                raise InvalidInput("given twice", field="family", value=one.family, remedy="give each once")
+            kept = replace(one, pue=before.pue, devices=before.devices)
+            accepted[one.family] = accept_objective(kept, known, catalog, planner, pue=pue)
+        except TrefoilError as error:
+            raise type(error)(f"objectives[{position}] ({one.family}): {error}") from error
+    return accepted
 
 
 def _same(one: Objective, other: Objective | None) -> bool:

@@ -4,8 +4,8 @@ Each command is saved before it is in force: what cannot be kept is refused, and
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from controller.loop.core.deciding import DecidingCore
@@ -17,8 +17,20 @@ from controller.planners.fleet_power import check_power
 from controller.role.by_command import BY_COMMAND, FLEET, NO_RESET, ByCommand
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
-from trefoil.core.objective import Objective
+from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Change of what is wanted: accepted objectives, the fleet's watt cap [W] (0: none), which families are stopped,
+    the mode; None: unchanged. `reset`: which of them are the settings', and no command's."""
+
+    objectives: Sequence[Objective] = ()
+    max_watts: float | None = None
+    reset: ByCommand = NO_RESET
+    stopped: Collection[str] | None = None
+    mode: ActMode | None = None
 
 
 class ControlCore(DecidingCore):
@@ -34,7 +46,6 @@ class ControlCore(DecidingCore):
         Raises:
             errors.DiskUnavailable: it cannot be kept; nothing is changed.
         """
-        released = bool(self.control.hold_reason) and not control.hold_reason
         marks = self.by_command if mode_by_command is None else replace(self.by_command, mode=mode_by_command)
         held = {"control": control.plain(), BY_COMMAND: marks}
         if plan is not None:
@@ -48,10 +59,15 @@ class ControlCore(DecidingCore):
             await self._roll(numbered, numbered.why)
             return
         self.ports.save(held)
-        self.control, self.by_command = control, marks
+        self.by_command = marks
+        await self._enter(control)
+
+    async def _enter(self, control: ControlState) -> None:
+        """Go by this mode, freeze and pin, which are kept already."""
+        before, self.control = self.control, control
         if control.hold_reason:
             await self.explorer.stop(self.view(), control.hold_reason, self.current)
-        elif released:
+        elif before.hold_reason:
             self.pending_trigger = Trigger("start", "the operator released the controller")
 
     async def replan(self, trigger: Trigger) -> None:
@@ -104,28 +120,36 @@ class ControlCore(DecidingCore):
                 return str(error)
         return decision.degraded or (decision.plan.degraded if decision.plan else "")
 
-    async def set_objectives(
-        self, objectives: Sequence[Objective], max_watts: float | None = None, reset: ByCommand = NO_RESET
-    ) -> PlanView:
-        """Set accepted objectives in force, all or none, and the fleet's watt cap (0 = none; None = as it is); returns
-        the view that they are judged on. `reset`: which of them are the settings', and no command's.
+    async def set_objectives(self, change: Change) -> PlanView:
+        """Put a change in force, all or nothing; returns the view that it is judged on.
 
         Raises:
             errors.DiskUnavailable, errors.Fenced, errors.StateUnavailable: it is not in force.
         """
-        cap = self.max_watts if max_watts is None else max_watts
-        wanted = {objective.family: objective for objective in objectives}
-        marks = self.by_command.after(wanted, max_watts is not None, reset)
-        together = list({**self.objectives, **self.stopped, **wanted}.values())
-        self.ports.save({"objectives": together, FLEET: {"max_watts": cap}, BY_COMMAND: marks})
+        cap = self.max_watts if change.max_watts is None else change.max_watts
+        wanted = {objective.family: objective for objective in change.objectives}
+        known = {**self.objectives, **self.stopped, **wanted}
+        out = {*(self.stopped if change.stopped is None else change.stopped)}
+        marks = self.by_command.after(wanted, change.max_watts is not None, change.reset)
+        marks = replace(marks, stopped=tuple(sorted(out)))
+        held: dict[str, Any] = {"objectives": list(known.values()), FLEET: {"max_watts": cap}}
+        control = self.control if change.mode is None else replace(self.control, mode=change.mode)
+        if change.mode is not None:
+            marks, held["control"] = replace(marks, mode=not change.reset.mode), control.plain()
+        self.ports.save(held | {BY_COMMAND: marks})
+        back = [known[family] for family in sorted(self.stopped.keys() - wanted.keys() - out)]
         try:
-            await self.ports.write_objectives(tuple(objectives))
+            await self.ports.write_objectives((*change.objectives, *back))
         except (errors.Fenced, errors.StateUnavailable):
-            for name, value in self.kept_objectives().items():
-                self.ports.save_later(name, value)
+            for name, value in {**self.kept_objectives(), "control": self.control.plain()}.items():
+                if name in held or name == BY_COMMAND:
+                    self.ports.save_later(name, value)
             raise
         self.max_watts, self.by_command = cap, marks
-        self.objectives.update(wanted)
+        self.stopped = {name: one for name, one in known.items() if name in out}
+        self.objectives = {name: one for name, one in known.items() if name not in out}
+        if change.mode is not None:
+            await self._enter(control)
         for family in wanted:
             self.observation.windows.restart_budget(family)
         return replace(self.view(), trigger="objective")
@@ -167,6 +191,8 @@ class ControlCore(DecidingCore):
         if not any(n.devices for n in view.fleet.nodes):
             return "not known yet: no node reports"
         self.ports.wake()
+        if not self.objectives:
+            return ""
         if self.explorer.wants_to_explore(view):
             return ""  # what can be reached is measured next
         return await self._missed(view)

@@ -57,12 +57,7 @@ def overrides(
     """What is in force and differs from the settings, a line for each field with both values, and what is stopped."""
     said = {one.family: with_defaults(one.stated(), settings.pue) for one in settings.objectives}
     lines = [f"{name}: in force, not in the settings" for name in sorted(objectives.keys() - said.keys() - {*stopped})]
-    pairs = [
-        (f"{name}.{SETTING_NAMES.get(key, key)}", *(_as_setting(key, one.get(key)) for one in (values, wanted)))
-        for name in sorted(objectives.keys() & said.keys())
-        for values, wanted in ((_values(objectives[name]), _values(said[name])),)
-        for key in {**values, **wanted}
-    ]
+    pairs = differences(objectives, said)
     pairs += [
         ("max_watts", max_watts or None, settings.max_watts or None),
         ("mode", control.mode, settings.act_mode),
@@ -71,10 +66,21 @@ def overrides(
     ]
     lines += [f"{name}: {STOPPED}; back by {start_command(name)}" for name in sorted(stopped)]
     return lines + [
-        f"{name} = {_text(value)} by command, {_text(wanted)} in the settings"
+        f"{name} = {setting_text(value)} by command, {setting_text(wanted)} in the settings"
         for name, value, wanted in pairs
         if value != wanted
     ]
+
+
+def differences(now: Mapping[str, Objective], wanted: Mapping[str, Objective]) -> list[tuple[str, Any, Any]]:
+    """Fields that differ of families that are in both, in the words of settings files, each with both values."""
+    pairs = [
+        (f"{name}.{SETTING_NAMES.get(key, key)}", *(_as_setting(key, one.get(key)) for one in (values, others)))
+        for name in sorted(now.keys() & wanted.keys())
+        for values, others in ((_values(now[name]), _values(wanted[name])),)
+        for key in {**values, **others}
+    ]
+    return [(name, value, other) for name, value, other in pairs if value != other]
 
 
 def start_command(family: str) -> str:
@@ -88,10 +94,11 @@ def _values(objective: Objective) -> dict[str, Any]:
 
 
 def _as_setting(name: str, value: Any) -> Any:
-    return 100 * value if name.endswith("_quantile") and value is not None else value
+    return round(100 * value, 10) if name.endswith("_quantile") and value is not None else value
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """Value of a setting, in words."""
     match value:
         case None | ():
             return NONE

@@ -169,6 +169,40 @@ class SetObjectivesResponse(_message.Message):
     degraded: str
     def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ..., degraded: _Optional[str] = ...) -> None: ...
 
+class ApplyRequest(_message.Message):
+    __slots__ = ("objectives", "max_watts", "mode", "prune", "dry_run")
+    OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PRUNE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    objectives: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Objective]
+    max_watts: float
+    mode: _plan_pb2.ActMode
+    prune: bool
+    dry_run: bool
+    def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., prune: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class FieldChange(_message.Message):
+    __slots__ = ("field", "now", "wanted")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    now: str
+    wanted: str
+    def __init__(self, field: _Optional[str] = ..., now: _Optional[str] = ..., wanted: _Optional[str] = ...) -> None: ...
+
+class ApplyResponse(_message.Message):
+    __slots__ = ("changes", "degraded", "held")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[FieldChange]
+    degraded: str
+    held: str
+    def __init__(self, changes: _Optional[_Iterable[_Union[FieldChange, _Mapping]]] = ..., degraded: _Optional[str] = ..., held: _Optional[str] = ...) -> None: ...
+
 class GetObjectivesRequest(_message.Message):
     __slots__ = ("family",)
     FAMILY_FIELD_NUMBER: _ClassVar[int]

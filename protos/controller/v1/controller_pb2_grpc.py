@@ -49,6 +49,11 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesResponse.FromString,
                 _registered_method=True)
+        self.Apply = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/Apply',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ApplyRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ApplyResponse.FromString,
+                _registered_method=True)
         self.GetObjectives = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/GetObjectives',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesRequest.SerializeToString,
@@ -165,6 +170,13 @@ class ControllerServicer:
 
     def SetObjectives(self, request, context):
         """Replaces objectives, and the fleet's watt cap, all or none: all are checked before one is in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Apply(self, request, context):
+        """Puts what a file declares in force, all or none; answers what differs from it, and with `dry_run` changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -321,6 +333,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.SetObjectives,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesResponse.SerializeToString,
+            ),
+            'Apply': grpc.unary_unary_rpc_method_handler(
+                    servicer.Apply,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ApplyRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ApplyResponse.SerializeToString,
             ),
             'GetObjectives': grpc.unary_unary_rpc_method_handler(
                     servicer.GetObjectives,
@@ -499,6 +516,33 @@ class Controller:
             '/trefoil.controller.v1.Controller/SetObjectives',
             protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Apply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/Apply',
+            protos_dot_controller_dot_v1_dot_controller__pb2.ApplyRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.ApplyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,13 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "--reset --slo-latency-ms 50",
         "--reset --family ghost",  # the settings have none of it
     ),
+    "apply": (
+        "-f {tmp}/nowhere.toml",
+        "-f {tmp}/declared.toml",  # of which only the second family is wrong
+        "-f {tmp}/objectives.toml",  # in the words of `objective set --file`
+        "-f {tmp}/mode.toml",
+        "-f {tmp}/cap.toml --prune",  # it names no family
+    ),
     "objective fleet": ("--max-watts 0", "--max-watts many", "--max-watts 900 --reset"),
     "node drain": ("node0/gpu9 --why test", "node9/gpu0", "node0/gpu9 --release", "--ca {tmp}/nowhere.pem"),
     "node clocks": (
@@ -115,6 +122,7 @@ WITHOUT_SYSTEM = ("demo", "family import", "family assume")  # they take no --st
 # They change nothing of a running system, refused or not: they show, or work on files.
 READING = {
     *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),
+    *("diff", "export"),
     *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
     *("forecast train", "forecast backtest", "lengths train"),
@@ -156,6 +164,27 @@ def test_a_refused_command_leaves_the_system_as_it_was(system: RunningSystem, tm
     assert standing(system) == before
 
 
+def test_what_is_exported_differs_in_nothing_and_an_edited_file_in_what_apply_then_changes(
+    system: RunningSystem, tmp_path: Path
+) -> None:
+    def runs(*argv: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*argv, "--state-dir", str(system.state_dir)])
+        return done.exit_code, done.output
+
+    file, edited = str(tmp_path / "now.toml"), tmp_path / "edited.toml"
+    assert runs("export", "--output", file) == (0, "")
+    assert runs("diff", "--file", file, "--prune") == (0, "nothing differs\n")
+    text = Path(file).read_text()
+    edited.write_text(text.replace('"max_watts" = 0.0', '"max_watts" = 4000.0').replace('"act"', '"advise"'))
+    changes = "max_watts: none -> 4000\nmode: act -> advise\n"
+    assert runs("diff", "-f", str(edited)) == (1, changes)
+    assert runs("diff", "-f", file) == (0, "nothing differs\n"), "diff changes nothing"
+    assert runs("apply", "-f", str(edited)) == (0, f"{changes}the plan in force stays for now: mode advise\n")
+    assert runs("diff", "-f", str(edited)) == (0, "nothing differs\n")
+    assert runs("apply", "-f", file)[0] == 0
+    assert runs("diff", "-f", file) == (0, "nothing differs\n")
+
+
 def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
     """What stands for the names in braces, and the files that they name."""
     answer = system.look("plan")
@@ -169,6 +198,12 @@ def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
     (folder / "objectives.toml").write_text(
         "[families.digits]\nslo.latency_ms = 77\n[families.ghost]\nslo.latency_ms = 50\n"
     )
+    (folder / "declared.toml").write_text(
+        'mode = "advise"\n[[objectives]]\nfamily = "digits"\nslo.latency_ms = 77\n'
+        '[[objectives]]\nfamily = "ghost"\nslo.latency_ms = 50\n'
+    )
+    (folder / "mode.toml").write_text('mode = "sometimes"\n')
+    (folder / "cap.toml").write_text("max_watts = 4000\n")
     (folder / "damaged" / "run").mkdir(parents=True)
     (folder / "damaged" / "run" / "launch.json").write_text("{")
     ghost = folder / "models" / "ghost"

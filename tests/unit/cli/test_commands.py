@@ -61,7 +61,7 @@ COMMANDS = [
     ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"], ["family", "stop"], ["family", "start"],
     ["family", "profile"], ["family", "sensitivity"], ["family", "generate"],
-    ["objective", "fleet"], ["setup", "triton"],
+    ["objective", "fleet"], ["apply"], ["diff"], ["export"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
     ["lengths", "train"],
     ["jobs", "submit"], ["jobs", "list"], ["jobs", "show"], ["jobs", "watch"], ["jobs", "cancel"], ["jobs", "results"],

@@ -1,7 +1,9 @@
 """A command wins over the settings until it is reset; what differs is shown; the rest follows the settings."""
 
 import json
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,18 @@ from controller.__main__ import starting_objectives
 from controller.loop import declared
 from controller.loop.control_loop import load_by_command, load_saved_state
 from controller.loop.core.decision import ControlState
-from controller.loop.core.saved_state import overrides
+from controller.loop.core.saved_state import differences, overrides
 from controller.role.by_command import ByCommand
 from controller.role.disk_store import DiskStore
-from controller.settings import ControllerSettings
+from controller.settings import ControllerSettings, ObjectiveSettings, _percentile
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.virtual import system as virtual
 from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.system import System, history
 from trefoil.core.errors import InvalidInput, TrefoilError
-from trefoil.core.objective import ActMode, Objective
+from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.runtime import codec
+from trefoil.runtime.config import to_toml
 
 ONE = virtual.SETTINGS["objectives"][0]
 FIRST = {"objectives": (ONE,), "mode": "act", "max_watts": 0.0}
@@ -292,3 +295,78 @@ def test_declared_settings_are_in_force_as_their_files_change_and_commands_are_r
     assert "family = 'nothing'" in " ".join(seen["wrong"].overrides)
     assert in_force(seen, "again") == (500.0, 3, 8000.0, "ACT")
     assert list(seen["again"].overrides) == ["policy (in controller.toml): changed. Remedy: restart the controller"]
+
+
+def test_what_a_file_declares_is_in_force_all_or_none(monkeypatch):
+    stated = codec.to_proto(ObjectiveSettings.model_validate(ONE | {"slo": {"latency_ms": 450.0}}).stated())
+
+    def declare(**values: Any) -> pb.ApplyRequest:
+        return pb.ApplyRequest(**{"objectives": [stated], "max_watts": 7000.0, "mode": "ACT_MODE_OBSERVE", **values})
+
+    def work(operator: Operator) -> None:
+        ghost = codec.to_proto(Objective("ghost", slo_ms=1.0))
+        operator.asks("would", "Apply", declare(dry_run=True))
+        operator.asks("ghost", "Apply", declare(objectives=[stated, ghost]))
+        operator.asks("twice", "Apply", declare(objectives=[stated, stated]))
+        operator.asks("cap", "Apply", declare(max_watts=-1.0))
+        operator.asks("all", "Apply", declare(objectives=[], prune=True))
+        operator.looks("before")
+        operator.asks("does", "Apply", declare())
+        operator.asks("does nothing", "Apply", declare())
+        operator.looks("after")
+        operator.asks("stopped", "StopFamily", pb.StopFamilyRequest(family=FAMILY))
+        operator.asks("serves", "Apply", declare(mode="ACT_MODE_ACT"))
+        operator.restarts(FIRST)
+        operator.looks("restarted")
+
+    seen, _ = played(monkeypatch, work)
+    changes = [
+        (f"{FAMILY}.slo.latency_ms", "400", "450"), ("max_watts", "none", "7000"), ("mode", "act", "observe"),
+    ]  # fmt: skip
+    for name in ("would", "does"):
+        assert [(one.field, one.now, one.wanted) for one in seen[name].changes] == changes
+    assert "objectives[1] (ghost): family = 'ghost': no such family" in str(seen["ghost"])
+    assert f"objectives[1] ({FAMILY}): family = '{FAMILY}': given twice" in str(seen["twice"])
+    assert "max_watts = -1.0: must be watts" in str(seen["cap"])
+    assert "prune = True: it would stop every family" in str(seen["all"])
+    assert in_force(seen, "before") == (400.0, 1, 0.0, "ACT"), "a wrong file, and a dry run, change nothing"
+    assert in_force(seen, "after") == (450.0, 2, 7000.0, "OBSERVE")
+    assert list(seen["does nothing"].changes) == []
+    back = [(FAMILY, "out of service", "in service"), ("mode", "observe", "act")]
+    assert [(one.field, one.now, one.wanted) for one in seen["serves"].changes] == back
+    assert in_force(seen, "restarted") == (450.0, 2, 7000.0, "ACT"), "as by commands"
+
+
+def test_the_declared_families_alone_serve_with_prune(monkeypatch):
+    kept = codec.to_proto(ObjectiveSettings.model_validate(ONE).stated())
+
+    def work(operator: Operator) -> None:
+        def add() -> None:  # another family, as if it had been set
+            core = operator.system.controller.service._loop.core
+            core.objectives["own"] = Objective("own", slo_ms=10.0, number=1)
+
+        operator.does(add)
+        operator.asks("kept", "Apply", pb.ApplyRequest(objectives=[kept], dry_run=True))
+        operator.asks("pruned", "Apply", pb.ApplyRequest(objectives=[kept], prune=True, dry_run=True))
+
+    seen, _ = played(monkeypatch, work)
+    assert list(seen["kept"].changes) == []
+    assert [(one.field, one.wanted) for one in seen["pruned"].changes] == [("own", "out of service")]
+
+
+@pytest.mark.parametrize("mode", [each for each in ObjectiveMode if each])
+@pytest.mark.parametrize("tokens", [{}, {"ttft_ms": 120.0, "ttft_quantile": 0.9}])
+def test_an_exported_objective_is_read_back_as_it_was(mode, tokens):
+    one = Objective(
+        FAMILY, mode, 75.3, 99.9 / 100, 0.97, hard_min_accuracy=0.9, window_s=60.0, replicas_min=1, spread_min=3,
+        params={"credits": 3.0, "a name": 0.1}, number=1, lambda_weight=0.25, base_j_per_request=0.1, **tokens,
+    )  # fmt: skip
+    text = to_toml({"objectives": [ObjectiveSettings.of(one).model_dump(exclude_none=True)]})
+    assert ControllerSettings.model_validate(tomllib.loads(text)).objectives[0].stated() == one
+
+
+def test_a_percentile_is_no_difference_by_the_error_of_its_division():
+    quantiles = [percentile / 100 for percentile in (99.9, 99.99, 57.0, 10.01)]
+    assert [q for q in quantiles if _percentile(q) / 100 != q] == []
+    one = Objective(FAMILY, slo_quantile=0.999)
+    assert differences({FAMILY: one}, {FAMILY: replace(one, slo_quantile=99.9 / 100)}) == []

@@ -180,6 +180,9 @@ OPERATORS = {
     "objective": lambda s: s.SetObjectives(
         pb.SetObjectivesRequest(objectives=[{"objective": codec.to_proto(slower(s))}]), None
     ),
+    "apply": lambda s: s.Apply(
+        pb.ApplyRequest(objectives=[codec.to_proto(slower(s))], max_watts=5000.0, mode="ACT_MODE_ADVISE"), None
+    ),
     "cap": lambda s: s.SetObjectives(pb.SetObjectivesRequest(max_watts=5000.0), None),
 }
 

@@ -1,0 +1,114 @@
+"""Commands on a file that declares objectives, watt cap and mode: export, diff, apply.
+
+The file has the words of the controller's settings: what `export` writes can also be declared there.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import AfterValidator, Field
+
+from controller.settings import ObjectiveSettings, act_mode_name
+from protos.controller.v1 import controller_pb2
+from trefoil.cli.options import HERE, SystemAddress, of_system
+from trefoil.cli.output import AsJson, console, print_json, writing
+from trefoil.cli.system_client import ControllerClient, call_system
+from trefoil.core.errors import InvalidInput, SettingError
+from trefoil.core.objective import ActMode, Objective
+from trefoil.runtime import codec, config
+from trefoil.runtime.config import Settings, to_toml
+
+DIFFERS: Final = 1
+"""Exit code of `diff` where something differs, as of `kubectl diff`."""
+
+
+class DeclaredFile(Settings):
+    """What a file declares; None: it leaves it as it is."""
+
+    mode: Annotated[str, AfterValidator(act_mode_name)] | None = None
+    max_watts: float | None = Field(default=None, ge=0)
+    objectives: tuple[ObjectiveSettings, ...] = ()
+
+
+File = Annotated[Path, typer.Option("--file", "-f", help="File as `trefoil export` writes it (TOML).")]
+Prune = Annotated[bool, typer.Option("--prune", help="Families that the file leaves out go out of service.")]
+
+
+@of_system
+def diff(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
+    """Show what `apply` would change. Exit code 0: nothing, 1: something, 2: the file or the system cannot be used."""
+    answer = _apply(file, prune, where, dry_run=True)
+    _print(answer, as_json_, "nothing differs")
+    if answer.changes:
+        raise typer.Exit(DIFFERS)
+
+
+@of_system
+def apply(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
+    """Put objectives, watt cap and mode of a file in force, all or none. What it leaves out stays; families, too, but
+    with --prune. Says so when the fleet cannot meet it; the last good plan stays then.
+    """
+    answer = _apply(file, prune, where, dry_run=False)
+    _print(answer, as_json_, "nothing changed")
+    if as_json_:
+        return
+    if answer.changes and answer.held:
+        console().print(f"the plan in force stays for now: {answer.held}", markup=False)
+    if answer.degraded:
+        console().print(f"the fleet cannot meet it: {answer.degraded}", markup=False)
+
+
+@of_system
+def export(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: print it.")] = None,
+    where: SystemAddress = HERE,
+) -> None:
+    """Write a file of what is in force, which `apply` and `diff` take. It holds objectives, watt cap and mode, in the
+    words of the controller's settings.
+    """
+
+    async def ask(system: ControllerClient) -> tuple[list[Objective], float, int]:
+        return *(await system.objectives()), (await system.plan()).mode
+
+    objectives, max_watts, mode = call_system(where, ask)
+    found = {
+        "mode": ActMode(mode).name.lower(),
+        "max_watts": max_watts,
+        "objectives": [ObjectiveSettings.of(one).model_dump(exclude_none=True) for one in objectives],
+    }
+    if output is None:
+        typer.echo(to_toml(found), nl=False)
+        return
+    with writing(output, "--output") as path:
+        path.write_text(to_toml(found), encoding="utf-8")
+
+
+def _apply(file: Path, prune: bool, where: SystemAddress, *, dry_run: bool) -> Any:
+    declared = config.load(DeclaredFile, file)
+    if declared == DeclaredFile():
+        raise SettingError(
+            "declares nothing", field="--file", value=str(file), remedy="add [[objectives]], mode or max_watts"
+        )
+    request = controller_pb2.ApplyRequest(
+        objectives=[codec.to_proto(one.stated()) for one in declared.objectives],
+        max_watts=declared.max_watts,
+        mode=None if declared.mode is None else f"ACT_MODE_{declared.mode.upper()}",
+        prune=prune,
+        dry_run=dry_run,
+    )
+    try:
+        return call_system(where, lambda system: system.call("Apply", request))
+    except InvalidInput as error:
+        raise SettingError(f"{file}: {error}") from error
+
+
+def _print(answer: Any, as_json_: bool, none: str) -> None:
+    changes = [{"field": one.field, "now": one.now, "wanted": one.wanted} for one in answer.changes]
+    if as_json_:
+        print_json({"changes": changes, "degraded": answer.degraded, "held": answer.held})
+        return
+    for one in changes:
+        console().print("{field}: {now} -> {wanted}".format(**one), markup=False)
+    if not changes:
+        console().print(none)
