@@ -47,7 +47,7 @@ def check_addresses(settings: PowerAgentSettings) -> None:
                 remedy="set tls_ca, keep 127.0.0.1, or give --insecure where only dispatchers reach that address",
             )
         structlog.get_logger().warning("anyone who reaches Tritons may ask them", triton_listen=settings.triton_listen)
-    if settings.token is None and settings.runtime_name != "docker":
+    if settings.token is None and settings.runtime_name not in ("docker", "kubernetes"):
         why = "models run as processes of this machine, and whoever runs on it commands this agent"
         structlog.get_logger().warning("no token is asked for", why=why, remedy="set token_file, also on loopback")
 

@@ -9,7 +9,7 @@ import structlog
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.driver_calls import DriverCalls
-from power_agent.devices.errors import DeviceError, DriverUnavailable, NodeUnreachable
+from power_agent.devices.errors import DeviceError, DriverUnavailable
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
 from power_agent.energy.metering import Metering
@@ -91,14 +91,14 @@ class AgentComponent:
     async def _find_devices(self) -> dict[str, RunningTriton]:
         """Find the devices of the node; returns what runs on them, by tag.
 
-        Waits as long as the driver or the simulated node is there, or meant, and not ready: without them nobody can
-        tell what runs, and what runs serves on.
+        Waits as long as the driver, the simulated node or what runs Tritons is there, or meant, and not ready: without
+        them it is not known what runs, and what runs serves on.
         """
         log, clock, pause_s, said = structlog.get_logger(), self.node.clock, WAIT_FIRST_S, ""
         while True:
             try:
                 processes = await self._open_devices()
-            except (DeviceError, NodeUnreachable) as error:
+            except (DeviceError, Unavailable) as error:
                 if str(error) != said:
                     log.warning("waiting for the devices of this node", why=str(error))
                     said = str(error)
@@ -113,7 +113,7 @@ class AgentComponent:
         """GPUs if there is a driver, and the CPUs if they are wanted; a node may have either.
 
         Raises:
-            DeviceError, NodeUnreachable: the driver or the simulated node is not ready.
+            DeviceError, Unavailable: the driver, the simulated node or what runs Tritons is not ready.
         """
         node, settings = self.node, self.node.settings
         node.devices.clear()  # of a try before

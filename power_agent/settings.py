@@ -87,7 +87,7 @@ class PowerAgentSettings(ServiceSettings):
     """Stop all Tritons at SIGTERM; else the next agent adopts them."""
 
     # what runs Tritons
-    runtime: Literal["auto", "node", "process", "docker"] = "auto"
+    runtime: Literal["auto", "node", "process", "docker", "kubernetes"] = "auto"
     """auto: node on a simulated node, else docker where an image is named, else process."""
     triton_user: Literal["auto", "own", "same"] = "auto"
     """User of Tritons that are processes. own: one for each slice, needs root; same: the agent's, not isolated; auto:
@@ -119,6 +119,33 @@ class PowerAgentSettings(ServiceSettings):
     """User of containers, uid:gid; empty: the agent's, or `nobody` where the agent is root."""
     docker_shm_mib: int = Field(default=256, ge=16)
     """Shared memory of a container; the python backend passes tensors through it."""
+
+    # Tritons in pods (docs/howto/kubernetes.md)
+    kubernetes_image: str = ""
+    """Image with a tritonserver, for the runtime kubernetes."""
+    kubernetes_backends: tuple[Literal["onnxruntime", "python", "tensorrt", "vllm", "tensorrtllm"], ...] = (
+        "onnxruntime",
+        "python",
+    )
+    """Backends of that image."""
+    kubernetes_models: str = Field(default="", pattern=r"^(|/.+|[a-z0-9][a-z0-9.-]*)$")
+    """Models for pods: a PersistentVolumeClaim, or a folder of the node; empty: the node's `model_repository`."""
+    kubernetes_runtime_class: str = "nvidia"
+    """RuntimeClass of pods with a GPU."""
+    kubernetes_service_account: str = "default"
+    """ServiceAccount of pods, which names their image pull secrets; pods get no token."""
+    kubernetes_resources: dict[str, dict[str, str]] = Field(
+        default_factory=lambda: {"requests": {"cpu": "500m", "memory": "2Gi"}}
+    )
+    """Requests and limits of a pod, as Kubernetes writes them."""
+    kubernetes_shm_mib: int = Field(default=256, ge=16)
+    """Shared memory of a pod; it counts as the pod's memory."""
+    kubernetes_start_s: float = Field(default=300.0, gt=0)
+    """Upper bound on the wait for a pod to run, the pull of its image included."""
+    kubernetes_pod: str = ""
+    """Name of the agent's own pod."""
+    kubernetes_url: str = ""
+    """Address of the API server; empty: as the pod's environment names it."""
 
     # clocks
     governor: str = ""

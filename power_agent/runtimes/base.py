@@ -26,6 +26,8 @@ class RunningTriton:
     owner: str = ""  # "<cluster>/<node>" of the agent that started it
     argv: tuple[str, ...] = ()
     gpu_uuid: str = ""  # of the MIG device or GPU that it may use
+    host: str = ""  # address of its own, where its runtime gives it one; empty: that of its launch
+    why: str = ""  # what its runtime reports of its end beyond the exit code
 
 
 class Runtime(Protocol):

@@ -15,6 +15,8 @@ from power_agent.runtimes.cgroup import find_cgroups
 from power_agent.runtimes.confinement import Confinement, find_confinement
 from power_agent.runtimes.docker import DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
+from power_agent.runtimes.kubernetes import KubernetesRuntime
+from power_agent.runtimes.kubernetes_api import ApiServer
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
 from power_agent.settings import PowerAgentSettings
@@ -43,8 +45,28 @@ def build_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Ru
                 remedy = "set docker_image to an image with a tritonserver, or runtime to process"
                 raise SettingError("no image is named", field="runtime", value="docker", remedy=remedy)
             return DockerRuntime(Engine(settings.docker_url), settings)
+        case "kubernetes":
+            return build_kubernetes_runtime(settings)
         case _:
             return build_process_runtime(settings, confine(settings))
+
+
+def build_kubernetes_runtime(settings: PowerAgentSettings) -> KubernetesRuntime:
+    """Build the runtime of pods.
+
+    Raises:
+        SettingError: it needs something that the settings do not give, or cannot do what they ask for.
+    """
+    for field, what in (("kubernetes_image", "an image with a tritonserver"), ("kubernetes_pod", "this agent's pod")):
+        if not getattr(settings, field):
+            remedy = f"set it to {what}, as the chart does; or set runtime to process"
+            raise SettingError("missing", field=field, value="", remedy=remedy)
+    if settings.cpu == "serve":
+        remedy = "set runtime to process, or cpu to meter"
+        raise SettingError(
+            "a pod cannot be pinned to the cores of a slice of CPUs", field="cpu", value="serve", remedy=remedy
+        )
+    return KubernetesRuntime(ApiServer(settings.kubernetes_url), settings)
 
 
 SHARED: Final = (
@@ -110,7 +132,7 @@ def install_triton(settings: PowerAgentSettings, runtime: Runtime) -> TritonInst
         Unavailable: the Docker engine does not answer.
     """
     wanted, simulated = settings.triton_backend, settings.runtime_name == "node"
-    if isinstance(runtime, DockerRuntime):
+    if isinstance(runtime, DockerRuntime | KubernetesRuntime):
         return with_backend(runtime.install(), wanted, simulated=simulated)
     install = with_backend(
         find_triton(settings.triton_binary, settings.triton_environment), wanted, simulated=simulated

@@ -173,7 +173,7 @@ class StepExecutor:
         """Attach a slice to its process, which runs already; it needs its files only when it starts again."""
         spec = self._spec(part, part.hosted, process.argv)
         was_there = spec.repository.is_dir()
-        part.launch = launch_of(self.install or NO_INSTALL, spec)
+        part.launch = launch_of(self.install or NO_INSTALL, spec).at(process.host)
         await self.renew_files(part)
         part.stale_files = not was_there or not _started_in(process.argv, spec.repository)
         part.log_from = log_size(self._log_path(part))
@@ -198,7 +198,7 @@ class StepExecutor:
         Raises:
             TrefoilError, TimeoutError: it does not answer, or hosts what this node's repository lacks.
         """
-        launch = launch_of(self.install or NO_INSTALL, self._spec(part, (), process.argv))
+        launch = launch_of(self.install or NO_INSTALL, self._spec(part, (), process.argv)).at(process.host)
         triton, found = self._client(replace(launch, repository=launch.source)), []
         try:
             async with asyncio.timeout(timeout_s):
@@ -289,7 +289,9 @@ class StepExecutor:
         part.log_from = log_size(self._log_path(part))
         part.launch = await self.in_thread(lambda: self._prepare(part, task.hosted))
         launch, log_path = part.launch, self._log_path(part)
-        self._attached(part, await self.in_thread(lambda: self.runtime.start(part.tag, launch, log_path)))
+        process = await self.in_thread(lambda: self.runtime.start(part.tag, launch, log_path))
+        part.launch = launch.at(process.host)
+        self._attached(part, process)
 
     def _log_path(self, part: Slice) -> Path:
         return (self._settings.state_dir / "logs" / f"{part.key.name}.log").absolute()

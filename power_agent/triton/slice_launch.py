@@ -15,7 +15,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
+from urllib.parse import urlsplit
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
@@ -123,6 +124,18 @@ class SliceLaunch:
     gpu_uuid: str = ""  # what it may compute on, for runtimes that have to set it up
     cpu_cores: tuple[int, ...] | None = None
     cpu_quota: float | None = None
+
+    def at(self, host: str) -> Self:
+        """This launch of a Triton with an address of its own; of one without (""), as it is."""
+        if not host:
+            return self
+        shown = f"[{host}]" if ":" in host else host
+        target = f"{shown}:{self.grpc_target.rpartition(':')[2]}"
+        metrics = f"http://{shown}:{urlsplit(self.metrics_url).port}/metrics"
+        published = metrics if self.published_metrics_url else ""
+        return replace(
+            self, grpc_target=target, metrics_url=metrics, published_target=target, published_metrics_url=published
+        )
 
 
 def grpc_port(base: int, key: SliceKey) -> int:

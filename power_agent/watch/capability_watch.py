@@ -107,8 +107,8 @@ class CapabilityWatch:
         have = {*self.found.have}
         if not self._lacks("triton"):
             have.add("triton")
-        if self._runtime.name == "docker":
-            have.add("docker")
+        if self._runtime.name in ("docker", "kubernetes"):
+            have.add(self._runtime.name)
         if any(d.type.kind == DeviceKind.CPU for d in self._node.devices.values()) and not self._lacks("rapl"):
             have.add("rapl")
         missing = {name: why for name, why in self.found.missing.items() if not why.startswith(MODE_OFF)}

@@ -99,7 +99,8 @@ class SliceHealth:
                 how = "vanished" if process is None else f"exited with {process.exit_code}"
                 words = await self._executor.triton_words(part, process_gone=True)
                 if part.incarnation == incarnation:  # else it was ended meanwhile
-                    why = f"Triton {how}" + (f"; {words}" if words else "")
+                    reported = f" ({process.why})" if process is not None and process.why else ""
+                    why = f"Triton {how}{reported}" + (f"; {words}" if words else "")
                     await self._declare_failed(part, why, "exit", process_gone=True)
 
     async def _declare_failed(self, part: Slice, why: str, cause: str, *, process_gone: bool) -> None:

@@ -13,8 +13,12 @@ from power_agent.devices.node_client import NodeClient
 from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
 from power_agent.runtimes.confinement import Confinement, find_confinement
+from power_agent.runtimes.kubernetes import KubernetesRuntime
+from power_agent.runtimes.kubernetes_api import ApiServer
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
+from power_agent.settings import PowerAgentSettings
+from tests.support.fake_kubernetes import NODE, FakeKubernetes
 from tests.support.runtime_contract import Kit, RuntimeContract, end_all
 from tests.support.simulated_driver import NodeProcess, create_slice
 from trefoil.runtime.clock import WallClock
@@ -87,6 +91,28 @@ class TestSplitRuntimeOnCpus(RuntimeContract):
         confinement = confined(tmp_path)
         yield Kit(again, sys.executable, tmp_path, isolates=not confinement.missing)
         end_all(again())
+
+
+class TestKubernetesRuntime(RuntimeContract):
+    """On a fake API server, whose kubelet runs the commands of pods as processes of this host: it isolates nothing."""
+
+    @pytest.fixture
+    def kit(self, tmp_path: Path) -> Iterator[Kit]:
+        cluster = FakeKubernetes(tmp_path / "cluster")
+        settings = PowerAgentSettings(
+            cluster="test", node=NODE, runtime="kubernetes", kubernetes_image="triton:1", state_dir=tmp_path / "state",
+            kubernetes_pod="trefoil-gpu-x", kubernetes_url=cluster.url,
+        )  # fmt: skip
+        made = []
+
+        def again() -> KubernetesRuntime:
+            made.append(KubernetesRuntime(ApiServer(cluster.url, cluster.account), settings))
+            return made[-1]
+
+        yield Kit(again, sys.executable, tmp_path, pid=lambda triton: cluster.pid(triton.id), isolates=False)
+        for runtime in made:
+            runtime.close()
+        cluster.close()
 
 
 def test_a_split_runtime_knows_whose_slice_it_is(client: NodeClient, gpu_uuid: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import structlog
 
 from power_agent.agent import WAIT_MAX_S, AgentComponent
 from power_agent.devices.driver_calls import DriverCalls
-from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.nvml_shim import install_simulated_driver, uninstall_simulated
 from power_agent.durability.journal import Journal
@@ -18,6 +17,7 @@ from power_agent.settings import PowerAgentSettings
 from power_agent.slices.node_state import Node
 from power_agent.watch.driver_watch import DriverWatch
 from tests.support.simulated_driver import A100_40GB, H100_80GB, make_driver
+from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import DeviceState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
@@ -82,7 +82,7 @@ class World:
         """In place of the executor."""
         if self.runtime_away:
             self.runtime_away -= 1
-            raise NodeUnreachable("no simulated node listens")
+            raise Unavailable("no engine answers")
         return {"tag": self}
 
     async def start(self) -> dict[str, DeviceState]:
