@@ -20,6 +20,8 @@ from trefoil.core.jobs.planned import FlexibleDemand, JobsPlan, PendingJob, Port
 CRUMB: Final = 1e-3  # items: less is the solver's tolerance
 POOL: Final = ("free_s", "sure_s", "idle_w", "wake_j", "woken")
 COST: Final = ("device_s", "active_j")
+TIMES: Final = ("complete_by_s", "arrives_at_s")
+JOB: Final = ("items_left", "accuracy_floor", "transfer_j", "grams_left", *TIMES)
 
 
 def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> JobsPlan:
@@ -71,6 +73,8 @@ def _check(jobs: Sequence[PendingJob], slots: Sequence[Slot]) -> None:
             raise errors.InvalidInput(
                 "two jobs of one id", field="job_id", value=job.job_id, remedy="give each its own"
             )
+    for job in jobs:
+        check_pending(job)
     ends: dict[str, float] = {}
     for slot in slots:
         at_s = slot.carbon.starts_at_s
@@ -82,6 +86,12 @@ def _check(jobs: Sequence[PendingJob], slots: Sequence[Slot]) -> None:
                 remedy="give a zone's slots in order, each after the one before",
             )
         ends[slot.zone] = slot.carbon.ends_at_s
+        names = sorted(pool.name for pool in slot.pools)
+        if twice := [name for name, other in pairwise(names) if name == other]:
+            raise errors.InvalidInput(
+                f"two pools of one name in zone {slot.zone!r}", field="pools.name", value=twice[0],
+                remedy="give each pool of a slot its own",
+            )  # fmt: skip
         numbers = {"carbon.p50_g_per_kwh": slot.carbon.p50_g_per_kwh, "pue": slot.pue}
         for pool in slot.pools:
             numbers |= {f"{pool.name}.{name}": getattr(pool, name) for name in POOL}
@@ -92,6 +102,23 @@ def _check(jobs: Sequence[PendingJob], slots: Sequence[Slot]) -> None:
                 raise errors.InvalidInput(
                     f"not a number of zone {slot.zone!r} to plan with", field=name, value=number, remedy=remedy
                 )
+
+
+def check_pending(job: PendingJob) -> None:
+    """Check the numbers of a job. A deadline may lie in the past: then the job is late.
+
+    Raises:
+        errors.InvalidInput: naming the field.
+    """
+    for name in JOB:
+        number = getattr(job, name)
+        least = -math.inf if name in TIMES else 0.0
+        unbounded = name == "grams_left" and number == math.inf
+        if not (least <= number < math.inf or unbounded) or number == -math.inf:
+            raise errors.InvalidInput(
+                f"not a number of job {job.job_id!r} to plan with", field=name, value=number,
+                remedy="give a finite number, not below 0 unless it is a time",
+            )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -196,6 +196,32 @@ def test_equal_ids_and_overlapping_slots_are_refused():
         plan_jobs([job()], [hour(0, 100), hour(0, 100)], 0.0)
 
 
+def test_two_pools_of_one_name_in_a_slot_are_refused():
+    slot = hour(0, 100)
+    other = dataclasses.replace(slot.pools[0], costs=(dataclasses.replace(COST, family="other"),))
+    with pytest.raises(InvalidInput, match=r"pools\.name = 'awake': two pools"):
+        plan_jobs([job()], [dataclasses.replace(slot, pools=(slot.pools[0], other))], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"complete_by_s": math.nan}, "complete_by_s = nan"),
+        ({"complete_by_s": math.inf}, "complete_by_s = inf"),
+        ({"arrives_at_s": -math.inf}, "arrives_at_s = -inf"),
+        ({"grams_left": math.nan}, "grams_left = nan"),
+        ({"grams_left": -1.0}, "grams_left = -1.0"),
+        ({"transfer_j": math.nan}, "transfer_j = nan"),
+        ({"transfer_j": math.inf}, "transfer_j = inf"),
+        ({"accuracy_floor": math.nan}, "accuracy_floor = nan"),
+        ({"items_left": -3}, "items_left = -3"),
+    ],
+)
+def test_a_number_of_a_job_that_cannot_be_is_refused_by_its_name(change, field):
+    with pytest.raises(InvalidInput, match=re.escape(field)):
+        plan_jobs([dataclasses.replace(job(), **change)], [hour(0, 100)], 0.0)
+
+
 @pytest.mark.parametrize(
     ("slot", "field"),
     [
