@@ -9,6 +9,7 @@ import structlog
 
 from controller.accounting.accountant import Accountant
 from controller.accounting.core.receipts import Receipts
+from controller.jobs.planning_loop import JobsPlanning
 from controller.loop.control_loop import ControlLoop, load_by_command, load_saved_state
 from controller.loop.core.control import ControlCore
 from controller.loop.core.objectives import accept_objective
@@ -68,7 +69,9 @@ class ControlComponent:
         accountant: Accountant,
         files: CatalogFiles,
         declared: DeclaredSettings,
+        jobs: JobsPlanning,
     ) -> None:
+        self._jobs = jobs
         self._loop, self._reader, self._leadership, self._files = loop, reader, leadership, files
         self._agents, self._accountant, self._declared = agents, accountant, declared
 
@@ -86,6 +89,7 @@ class ControlComponent:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._leadership.maintain(), name="lease")
                 tasks.create_task(self._loop.run(), name="loop")
+                tasks.create_task(self._jobs.run(), name="jobs")
                 tasks.create_task(self._files.run(self._loop.clock), name="catalogue")
                 tasks.create_task(self._declared.run(), name="declared")
                 tasks.create_task(collect_by_the_hour(self._loop.clock), name="garbage")
@@ -119,7 +123,6 @@ def parts(
     forecaster = forecaster_of(row, open_network=open_network, monotonic_s=clock.monotonic_s)
     observation = Observation(settings, state.keys, catalog, forecaster, clock.now_s(), receipts.window, _stated(files))
     reader = ObservationReader(observation, state, settings.carbon, clock)
-
     leadership = Leadership(state, disk, clock, metrics, lambda: obeyed_epochs(observation.inputs), plan_keys)
     token, tls = settings.token.get_secret_value() if settings.token else None, Tls.of(settings)
     patience = (settings.rollout.apply_timeout_s, settings.rollout.apply_tries)
@@ -133,8 +136,7 @@ def parts(
     rollouts = RolloutExecutor(settings.rollout, observation, accountant, clock, rollout_ports, published, commanded)
     left = _left(disk, settings, catalog)
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
-    budgets = observation.windows.dump_budgets
-    records = DecisionRecords(settings, row, state.keys, leadership, disk, metrics, budgets)
+    records = DecisionRecords(settings, row, state.keys, leadership, disk, metrics, observation.windows.dump_budgets)
     runner = RolloutRunner(rollouts, rollout_ports)
     ports = LiveControlPorts(
         disk, metrics, signals, state.keys, leadership, observation, planner_runner, records, runner
@@ -143,6 +145,8 @@ def parts(
         settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, clock, left, ports
     )
     loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, disk, signals, clock)
+
+    jobs = JobsPlanning(state, leadership, loop.view, observation.inputs.set_aside, metrics, clock)
 
     def adopt() -> None:
         observation.learn(files.catalog, _stated(files))
@@ -158,7 +162,7 @@ def parts(
     return (
         StateComponent(state, clock, metrics),
         MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
-        ControlComponent(loop, reader, leadership, agents, accountant, files, declared),
+        ControlComponent(loop, reader, leadership, agents, accountant, files, declared, jobs),
         CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
         server,
         *_page(settings, servicer, clock),

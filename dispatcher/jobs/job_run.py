@@ -72,7 +72,9 @@ class JobRun:
         weight: float,
         metrics: Metrics,
         wake: asyncio.Event,
+        may_start: Callable[[Job, int], tuple[float, str]],
     ) -> None:
+        """`may_start`: items of a job that may start now, of so many that wait, and why no more."""
         self.owned, self.job = owned, owned.stored.job
         self._local, self._inference, self._idle, self._metrics = local, inference, idle, metrics
         self._clock, self._weight = local.clock, weight
@@ -86,6 +88,8 @@ class JobRun:
         self._held_bytes = self._unwritten_bytes = 0  # of items without a result, of results
         self._writing = asyncio.Lock()
         self._spending_g = 0.0  # of batches under way
+        self._room = math.inf  # items that may start
+        self._may_start, self._started = may_start, 0  # items of batches under way
         self._group: asyncio.TaskGroup | None = None
         self._rate = Rate()
         self._disk = FileTrouble("jobs", "the job waits, with all that is written", metrics)
@@ -110,7 +114,8 @@ class JobRun:
                 break
             target, rows = taken
             busy.add(target.slice)
-            batch = self._form(max(1, int(min(rows, self._affordable_items(target)))))
+            batch = self._form(max(1, int(min(rows, self._affordable_items(target)))), self._room)
+            self._started += len(batch)
             name = f"batch of {self.job.id}"
             price_g = (self._price_g(target) or 0.0) * sum(item.rows for item in batch)
             self._spending_g += price_g
@@ -118,9 +123,18 @@ class JobRun:
             answering = self._closing_if_it_fails(self._answer(batch, target, price_g))
             self._running[target.slice] = self._group.create_task(answering, name=name)
 
+    @property
+    def waiting(self) -> int:
+        """Items that have not started."""
+        return self.owned.ledger.left - self._started - len(self._results)
+
     def blocked(self) -> bool:
         """Whether it has to wait, whatever is idle; then `why` says so."""
-        self.why = self._disk.why or stuck(self._local, self._idle, self.job)
+        self._room, later = self._may_start(self.job, self.waiting)
+        held = self._room < 1
+        if held:
+            self._rate = Rate()  # what is held back says nothing of how quick it is
+        self.why = self._disk.why or stuck(self._local, self._idle, self.job) or (later if held else "")
         return bool(self.why) or self.closing or self._group is None or self._full()
 
     def _full(self) -> bool:
@@ -165,11 +179,11 @@ class JobRun:
             found.append((rows, batch_s))
         return found
 
-    def _form(self, rows_max: int) -> list[Item]:
+    def _form(self, rows_max: int, items_max: float) -> list[Item]:
         """The next items that go to a slice together."""
         batch = [self._ready.popleft()]
         rows = batch[0].rows
-        while self._ready and not batch[0].alone and not self._ready[0].alone:
+        while self._ready and len(batch) < items_max and not batch[0].alone and not self._ready[0].alone:
             item = self._ready[0]
             if item.head.kind != batch[0].head.kind or rows + item.rows > rows_max:
                 break
@@ -193,6 +207,7 @@ class JobRun:
             self._failed(batch, refused)
         finally:
             self._spending_g -= price_g
+            self._started -= len(batch)
             del self._running[target.slice]
             self._wake.set()
 

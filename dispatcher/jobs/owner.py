@@ -10,23 +10,24 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
 
 from dispatcher.fronts.admin import AllWorkers
 from dispatcher.jobs.core.job import Job, JobState
-from dispatcher.jobs.folder import JobsFolder, OwnedJob, highest_epoch, on_disk
+from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import JobRun, stuck, unfit
+from dispatcher.jobs.planned_hours import PlannedHours
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.inference import Inference
 from dispatcher.routing.core.membership import worker_name
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.state_sync import StateSync
 from trefoil.core.common import Lease
-from trefoil.core.errors import StateUnavailable, TrefoilError
+from trefoil.core.errors import Fenced, StateUnavailable, TrefoilError
 from trefoil.runtime.state import LEASE_TTL_S, State
 from trefoil.runtime.telemetry import Metrics
 
@@ -61,7 +62,9 @@ class JobsOwner:
         self._state, self._folder, self._metrics = state, folder, metrics
         self._weight_of, self._clock = weight_of, local.clock
         self.idle = IdleSlices(local)
+        self.hours = PlannedHours(state, local.clock)
         self.runs: dict[str, JobRun] = {}
+        self._left: dict[str, tuple[int, float]] = {}  # items and grams of jobs that do not run
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended_at_s: dict[str, float] = {}
         self._waiting: dict[str, str] = {}  # why a job is not run, by its name
@@ -146,8 +149,14 @@ class JobsOwner:
     async def _look(self) -> None:
         names = await on_disk(self._folder.ids)
         jobs = await on_disk(self._read, names)
+        if names:
+            if not self._role:
+                self.hours.folder = await on_disk(self._folder.name)
+                self._role = f"jobs:{self.hours.folder}"
+            await self.hours.read()
         if not await self._hold_lease(bool(names), jobs.values()):
             return
+        await self._tell(jobs)
         chosen = self._chosen(jobs)
         for name in (self.runs.keys() & jobs.keys()) - set(chosen):
             if await self.runs[name].settle():
@@ -159,7 +168,7 @@ class JobsOwner:
                 elif name in chosen or await on_disk(self._folder.cancelled, name) is not None:
                     await self._take_over(name)
                 else:
-                    await self._wait(name, stuck(self._local, self.idle, jobs[name]) or "other jobs go first")
+                    await self._wait(name, self._waits(jobs[name]) or "other jobs go first")
                     continue
                 self._waiting.pop(name, None)
             except (TrefoilError, OSError) as error:  # the others go on
@@ -189,10 +198,43 @@ class JobsOwner:
         before: Counter[tuple[bool, str]] = Counter()
         rank = {}
         for name in sorted(jobs, key=lambda name: jobs[name].turn):
-            kind = (bool(stuck(self._local, self.idle, jobs[name])), jobs[name].family)
+            kind = (bool(self._waits(jobs[name])), jobs[name].family)
             rank[name] = (kind[0], before[kind])
             before[kind] += 1
         return sorted(rank, key=lambda name: rank[name])[:RUNS_MAX]
+
+    def _waits(self, job: Job) -> str:
+        """Why a job has to wait, whatever is idle; empty: it does not."""
+        if why := stuck(self._local, self.idle, job):
+            return why
+        run = self.runs.get(job.id)
+        room, why = self._may_start(job, run.waiting if run is not None else self._left.get(job.id, (0, 0.0))[0])
+        return why if room < 1 else ""
+
+    def _may_start(self, job: Job, waiting: int) -> tuple[float, str]:
+        return self.hours.may_start(job, self._folder.stored(job.id).items, waiting)
+
+    async def _tell(self, jobs: Mapping[str, Job]) -> None:
+        """Tell the controller which jobs have not ended."""
+        assert self._lease is not None
+        for name in list(jobs):
+            if name in self.runs:
+                ledger = self.runs[name].owned.ledger
+                self._left[name] = ledger.left, jobs[name].grams_max - ledger.grams
+            elif name not in self._left:
+                self._left[name] = await on_disk(self._left_of, name)
+        self._left = {name: left for name, left in self._left.items() if name in jobs}
+        with contextlib.suppress(StateUnavailable, Fenced):  # the lease's keeper says so; then no plan is followed
+            await self.hours.write(self._lease, [(jobs[name], *left) for name, left in self._left.items() if left[0]])
+
+    def _left_of(self, name: str) -> tuple[int, float]:
+        """Items and grams that are left of a job by its files."""
+        try:
+            reader = JobReader(self._folder, name)
+        except (TrefoilError, OSError) as error:
+            self._waiting[name] = str(error)
+            return 0, 0.0
+        return reader.ledger.left, reader.stored.job.grams_max - reader.ledger.grams
 
     async def _wait(self, name: str, why: str) -> None:
         """Note why a job is not run, for readers too."""
@@ -230,8 +272,6 @@ class JobsOwner:
             return False
         if self._lease is not None:
             return True
-        if not self._role:
-            self._role = f"jobs:{await on_disk(self._folder.name)}"
         floor = await on_disk(highest_epoch, self._folder)
         self._lease = await self._state.acquire(self._role, self.name, LEASE_TTL_S, floor)
         if self._lease is not None:
@@ -258,7 +298,9 @@ class JobsOwner:
                 owned.close()
             return
         weight = self._weight_of(job.tenant)
-        run = JobRun(self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake)
+        run = JobRun(
+            self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake, self._may_start
+        )  # fmt: skip
         self.runs[name] = run
         self._tasks[name] = asyncio.create_task(run.run(), name=f"job {name}")
         LOG.info("job begun", job=name, epoch=self._lease.epoch, items=stored.items, left=owned.ledger.left)
@@ -282,6 +324,8 @@ class JobsOwner:
         else:
             run.blocked()  # says why
             left_s = run.expected_s()
+            if left_s:
+                self.hours.note_pace(run.job.family, run.owned.ledger.left / left_s)
             expected_s = 0.0 if left_s is None else round(self.calendar_s() + left_s, 1)
             await on_disk(run.owned.say, self.name, run.why, expected_s)
 

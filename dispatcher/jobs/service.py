@@ -226,6 +226,15 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             status.why = ledger.why
             return status
         status.late = self._calendar_s() > job.complete_by_s
+        planned = self._owner.hours.of(job.id)
+        if planned is not None:
+            status.prospect, status.in_danger = planned.reason, not planned.in_time
+            status.at_once_grams, status.evenly_grams = planned.at_once_grams, planned.evenly_grams
+            for one in planned.hours:
+                status.hours.add(
+                    starts_at=_time(one.starts_at_s), ends_at=_time(one.ends_at_s), items=one.items, grams=one.grams,
+                    p50_g_per_kwh=one.p50_g_per_kwh,
+                )  # fmt: skip
         status.owner, status.why = self._owner.alive(str(told.get("owner", ""))), str(told.get("why", ""))
         if not status.owner:
             status.why = self._owner.why or "no dispatcher has it now: one takes it within seconds"
@@ -234,6 +243,10 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             status.expected_at.CopyFrom(_time(expected_s))
             if expected_s > job.complete_by_s and not status.why:
                 status.why = "at its rate it will be late"
+        elif planned is not None and planned.finishes_at_s > 0:
+            status.expected_at.CopyFrom(_time(planned.finishes_at_s))
+        if planned is not None and not planned.in_time and not status.why:
+            status.why = planned.reason
         return status
 
     def _refused(self, error: OSError, consequence: str) -> DiskUnavailable:

@@ -89,6 +89,9 @@ ROWS: Final[Mapping[str, Row]] = {
                "count on the last one for as long as something stands there", "writes it every second"),
     "demand": Row(KEYS.demand("digits"), CONTROLLER, "CLI", "show none", APPENDS),
     "forecast_load": Row(KEYS.forecast_load("digits"), CONTROLLER, "CLI", "show none"),
+    "jobs_open": Row(KEYS.jobs_open("f0"), DISPATCHER, "controller", "plans none of that folder's jobs",
+                     "writes it every 20 s"),
+    "jobs_plan": Row(KEYS.jobs_plan(), CONTROLLER, "dispatchers, CLI", "run jobs at once"),
     "accounted": Row(KEYS.accounted(), CONTROLLER, "the next controller", "goes on from its disk",
                      "writes all of it every few seconds"),
     "totals": Row(KEYS.totals("digits", "2025061515"), CONTROLLER, "CLI", "show none",
@@ -188,8 +191,10 @@ SPOILT: Final[Mapping[str, Any]] = {
 }
 AT_ONCE: Final = ("plan", "ack", "node", "energy")  # a writer each; the others take minutes
 IN_SYSTEM: Final = [
-    name for name, row in ROWS.items() if row.writer != FEED and name not in ("kept", "scale_signal")
-]  # one disk is all that these controllers have, and no governor of theirs wants capacity
+    name
+    for name, row in ROWS.items()
+    if row.writer != FEED and name not in ("kept", "scale_signal", "jobs_open", "jobs_plan")
+]  # one disk is all that these controllers have, no governor of theirs wants capacity, and nobody submits a job
 
 
 @pytest.mark.parametrize(

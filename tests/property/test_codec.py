@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trefoil.core
-from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
+from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, jobs_pb2, load_pb2, plan_pb2
 from trefoil.core import carbon, errors, plan
 from trefoil.core.common import Provenance, Revision
 from trefoil.core.demand import LoadCell, LoadKey, TableAck
@@ -25,7 +25,7 @@ from trefoil.core.fleet import ClockLease, DeviceState, DeviceType, SliceKey, Sl
 from trefoil.core.objective import Objective
 from trefoil.runtime import codec
 
-FILES = (common_pb2, carbon_pb2, fleet_pb2, plan_pb2, energy_pb2, load_pb2)
+FILES = (common_pb2, carbon_pb2, fleet_pb2, plan_pb2, energy_pb2, load_pb2, jobs_pb2)
 CLASSES = sorted(codec.MESSAGES, key=lambda cls: cls.__name__)
 SCALARS = {
     FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1),

@@ -20,9 +20,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
+from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, jobs_pb2, load_pb2, plan_pb2
 from trefoil.core import carbon, catalog, common, demand, energy, errors, fleet, latency, objective, plan
 from trefoil.core.device_types import reported_type
+from trefoil.core.jobs import planned
 
 RETIRED: Final = frozenset({"lane"})
 """Fields that messages had once; a record, plan or table on disk may still have them."""
@@ -81,6 +82,11 @@ MESSAGES: Final[Mapping[type, type[Message]]] = {
     demand.TableAck: load_pb2.TableAck,
     demand.LoadForecast: load_pb2.LoadForecast,
     demand.ScaleSignal: load_pb2.ScaleSignal,
+    planned.OpenJob: jobs_pb2.OpenJob,
+    planned.OpenJobs: jobs_pb2.OpenJobs,
+    planned.PlannedHour: jobs_pb2.PlannedHour,
+    planned.PlannedJob: jobs_pb2.PlannedJob,
+    planned.PlannedJobs: jobs_pb2.PlannedJobs,
 }
 _slice_key: Final = functools.lru_cache(maxsize=4096)(fleet.SliceKey)
 """Equal keys are one object, whoever wrote them: a table finds what is the same without comparing it."""

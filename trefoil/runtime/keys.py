@@ -144,6 +144,18 @@ class Keys:
         """Key of a family's load forecast."""
         return f"{self.prefix}forecast:load:{family}"
 
+    def jobs_open(self, folder: str) -> str:
+        """Key of the open jobs of a folder."""
+        return f"{self.jobs_open_prefix()}{folder}"
+
+    def jobs_open_prefix(self) -> str:
+        """Prefix of the open jobs of all folders."""
+        return f"{self.prefix}jobs:open:"
+
+    def jobs_plan(self) -> str:
+        """Key of the plan of jobs."""
+        return f"{self.prefix}jobs:plan"
+
     def accounted(self) -> str:
         """Key of how far each node's energy stream is in the totals."""
         return f"{self.prefix}accounted"

@@ -313,6 +313,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_table_revision_epoch", "gauge", "Epoch of the plan routed by.", (), DISPATCHER),
     Metric("trefoil_table_revision_number", "gauge", "Number of the plan routed by.", (), DISPATCHER),
     # Controller
+    Metric(
+        "trefoil_jobs_planned",
+        "gauge",
+        "Jobs that are planned: in_time, or in_danger of missing their deadline.",
+        ("state",),
+        CONTROLLER,
+    ),
     Metric("trefoil_plan_revision_epoch", "gauge", "Epoch of the plan in force.", (), CONTROLLER),
     Metric("trefoil_plan_revision_number", "gauge", "Number of the plan in force.", (), CONTROLLER),
     Metric(

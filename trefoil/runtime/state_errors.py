@@ -12,6 +12,7 @@ from typing import Any, Final
 from redis import exceptions
 
 from trefoil.core import carbon, common, demand, energy, errors, fleet, objective, plan
+from trefoil.core.jobs import planned
 from trefoil.core.outside.plausible import (
     EPOCH_MAX,
     EPOCHS_AHEAD_MAX,
@@ -189,6 +190,8 @@ _OBJECTIONS: Final[Mapping[type, Callable[[Keys, str, Any], str]]] = {
         _is_at(keys.scale_signal(found.device))(key)
         or ("" if found.device.startswith(f"{found.node}/") else f"device {found.device!r} is none of {found.node}")
     ),
+    planned.OpenJobs: lambda keys, key, found: _is_at(keys.jobs_open(found.folder))(key),
+    planned.PlannedJobs: lambda _keys, _key, found: _revision(found.revision) or numbers_fault(found),
     energy.ReceiptRates: lambda _keys, _key, found: rates_fault(found),
     energy.EnergySample: _sample,
     carbon.CarbonReading: _reading,

@@ -21,7 +21,7 @@ from trefoil.core.catalog import Variant
 from trefoil.core.common import ProfileRow
 from trefoil.core.fleet import DeviceType, SliceType
 from trefoil.core.jobs.planned import DevicePool, ItemCost, Slot
-from trefoil.core.units import MS_PER_S
+from trefoil.core.units import HOUR_S, MS_PER_S
 
 FULL: Final = 0.9  # of a slice's time that requests and jobs may take together
 
@@ -52,6 +52,22 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
         pools = [*standing.pools(mean, ends_s - starts_s), *_asleep(inputs, asleep, short, ends_s - starts_s)]
         found.append(Slot(view.carbon.series.zone, _carbon(view, starts_s, ends_s), tuple(pools), view.pue))
         starts_s = ends_s
+    return tuple(found)
+
+
+def load_ahead(view: PlanView, until_s: float) -> tuple[LoadAhead, ...]:
+    """Load of the hours to come: that of the same hour a day ago, where a whole day is known.
+
+    Its 90 % line is the most of that hour and its two neighbours, so that a peak may come an hour sooner or later.
+    """
+    found = []
+    for budget in view.budgets:
+        rates = [count / HOUR_S for count in budget.day]
+        hour = math.floor(view.now_s / HOUR_S) + 1
+        while rates and hour * HOUR_S < until_s:
+            near = [rates[(hour + step) % len(rates)] for step in (-1, 0, 1)]
+            found.append(LoadAhead(budget.family, hour * HOUR_S, (hour + 1) * HOUR_S, near[1], max(near)))
+            hour += 1
     return tuple(found)
 
 

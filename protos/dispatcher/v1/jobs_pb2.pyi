@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from protos.types.v1 import jobs_pb2 as _jobs_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -60,7 +61,7 @@ class Items(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "items", "answered", "failed", "joules", "grams", "submitted_at", "ended_at", "why", "late", "owner", "expected_at")
+    __slots__ = ("job", "state", "items", "answered", "failed", "joules", "grams", "submitted_at", "ended_at", "why", "late", "owner", "expected_at", "hours", "prospect", "in_danger", "at_once_grams", "evenly_grams")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +75,11 @@ class JobStatus(_message.Message):
     LATE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_AT_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    PROSPECT_FIELD_NUMBER: _ClassVar[int]
+    IN_DANGER_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_GRAMS_FIELD_NUMBER: _ClassVar[int]
+    EVENLY_GRAMS_FIELD_NUMBER: _ClassVar[int]
     job: Job
     state: JobState
     items: int
@@ -87,7 +93,12 @@ class JobStatus(_message.Message):
     late: bool
     owner: str
     expected_at: _timestamp_pb2.Timestamp
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., items: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., joules: _Optional[float] = ..., grams: _Optional[float] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., late: _Optional[bool] = ..., owner: _Optional[str] = ..., expected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    hours: _containers.RepeatedCompositeFieldContainer[_jobs_pb2.PlannedHour]
+    prospect: str
+    in_danger: bool
+    at_once_grams: float
+    evenly_grams: float
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., items: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., joules: _Optional[float] = ..., grams: _Optional[float] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., late: _Optional[bool] = ..., owner: _Optional[str] = ..., expected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[_jobs_pb2.PlannedHour, _Mapping]]] = ..., prospect: _Optional[str] = ..., in_danger: _Optional[bool] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ...) -> None: ...
 
 class SubmitResponse(_message.Message):
     __slots__ = ("status",)

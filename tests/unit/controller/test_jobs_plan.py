@@ -177,13 +177,6 @@ def test_work_beyond_the_forecast_waits_only_for_hours_that_are_dearer_than_the_
     assert "beyond the forecast" in prospect(plan).reason
 
 
-def test_a_plan_paces_its_jobs_and_lets_others_run():
-    plan = plan_jobs([job(hours=1.5, by=3)], [hour(0, 300), hour(1, 100), hour(2, 200)], 0.0)
-    assert [plan.items_per_s("a", at * HOUR) for at in (0.0, 0.5, 1.5, 2.0)] == pytest.approx([0, 0, 10, 5])
-    assert plan.items_per_s("b", 0.0) == math.inf, "submitted since: it need not wait for the next plan"
-    assert plan.items_per_s("a", 3 * HOUR) == math.inf, "no plan followed: deadlines come before grams"
-
-
 def test_nothing_to_plan_is_a_plan():
     assert plan_jobs([], [hour(0, 100)], 0.0).portions == ()
     assert plan_jobs([job()], [], 0.0).prospects[0].short_of == Shortage.ZONE

@@ -169,7 +169,7 @@ async def test_a_controller_ends_by_the_free_role_itself_and_hides_no_bug_behind
     free, bug = RoleFree("free"), ValueError("bug")
     alone, both = Parts(lease=free), Parts(lease=free, loop=bug)
     with pytest.raises(RoleFree):
-        await ControlComponent(alone, None, alone, None, None, alone, alone).run()
+        await ControlComponent(alone, None, alone, None, None, alone, alone, alone).run()
     with pytest.raises(ExceptionGroup) as ended:
-        await ControlComponent(both, None, both, None, None, Parts(), Parts()).run()
+        await ControlComponent(both, None, both, None, None, Parts(), Parts(), Parts()).run()
     assert set(ended.value.exceptions) == {free, bug}

@@ -38,6 +38,7 @@ from trefoil.core.common import KeptFile, Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import NodeStatus
+from trefoil.core.jobs.planned import OpenJobs, PlannedJobs
 from trefoil.core.objective import ActMode, Objective, objective_text
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
 from trefoil.overview.troubles import nodes_of
@@ -65,6 +66,8 @@ VALUES: Final[Mapping[str, type]] = {
     "ack:": TableAck,
     "forecast:load:": LoadForecast,
     "signal:scale:": ScaleSignal,
+    "jobs:open:": OpenJobs,
+    "jobs:plan": PlannedJobs,
 }
 STREAMS: Final[Mapping[str, type]] = {
     "carbon:history:": CarbonReading,

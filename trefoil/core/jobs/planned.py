@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from trefoil.core.carbon import CarbonBand
+from trefoil.core.common import Revision
 
 
 class Shortage(IntEnum):
@@ -149,9 +150,95 @@ class JobsPlan:
     woken: Mapping[tuple[str, str], int] = field(default_factory=dict)
     grams: float = 0.0
 
-    def items_per_s(self, job: str, now_s: float) -> float:
-        """Items a second that a job may run at a time; infinite where the plan does not know it, or has ended."""
-        if now_s >= self.until_s or all(one.job_id != job for one in self.prospects):
-            return math.inf
-        running = (one for one in self.portions if one.job_id == job and one.starts_at_s <= now_s < one.ends_at_s)
-        return sum(one.items / (one.ends_at_s - one.starts_at_s) for one in running)
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """Job that has not ended, as its dispatcher writes it. `grams_left`: 0 = no bound. An item counts as one row."""
+
+    job_id: str = ""
+    family: str = ""
+    items_left: int = 0
+    complete_by_s: float = 0.0
+    priority: int = 0
+    min_accuracy: float = 0.0
+    zones: tuple[str, ...] = ()
+    bounded: bool = False
+    """Whether `grams_left` is a bound."""
+    grams_left: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJobs:
+    """Open jobs of a folder. `epoch`: of the lease of the dispatcher worker that owns them."""
+
+    folder: str = ""
+    epoch: int = 0
+    jobs: tuple[OpenJob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHour:
+    """Items of a job that are planned for one slot, and the slot's carbon intensity as forecast."""
+
+    starts_at_s: float = 0.0
+    ends_at_s: float = 0.0
+    items: float = 0.0
+    grams: float = 0.0
+    p50_g_per_kwh: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """Hours of one job, the next first. `job_id`: folder/id. `items_left`: of the moment it was planned at.
+
+    `at_once_grams`, `evenly_grams`: grams if the same items ran at once, or evenly until the deadline.
+    """
+
+    job_id: str = ""
+    items_left: int = 0
+    hours: tuple[PlannedHour, ...] = ()
+    in_time: bool = False
+    finishes_at_s: float = 0.0
+    reason: str = ""
+    grams: float = 0.0
+    at_once_grams: float = 0.0
+    evenly_grams: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJobs:
+    """Plan of jobs as the controller writes it. Times are of the calendar [UTC s]."""
+
+    revision: Revision = Revision()
+    made_at_s: float = 0.0
+    until_s: float = 0.0
+    jobs: tuple[PlannedJob, ...] = ()
+
+
+def planned_jobs(
+    plan: JobsPlan,
+    revision: Revision,
+    items_left: Mapping[str, int],
+    carbon: Mapping[float, float],
+    others: Mapping[str, tuple[float, float]],
+) -> PlannedJobs:
+    """Sum a plan by job and slot. `carbon`: by the slot's start [g/kWh]; `others`: grams at once, evenly by job."""
+    hours: dict[tuple[str, float, float], list[Portion]] = {}
+    for one in plan.portions:
+        hours.setdefault((one.job_id, one.starts_at_s, one.ends_at_s), []).append(one)
+    by_job: dict[str, list[PlannedHour]] = {}
+    for (job, starts_s, ends_s), parts in sorted(hours.items()):
+        items, grams = sum(one.items for one in parts), sum(one.grams for one in parts)
+        by_job.setdefault(job, []).append(PlannedHour(starts_s, ends_s, items, grams, carbon.get(starts_s, 0.0)))
+    return PlannedJobs(
+        revision,
+        plan.made_at_s,
+        plan.until_s,
+        tuple(
+            PlannedJob(
+                one.job_id, items_left[one.job_id], tuple(by_job.get(one.job_id, ())), one.short_of == Shortage.NONE,
+                one.finishes_at_s, one.reason, one.grams, *others.get(one.job_id, (0.0, 0.0)),
+            )
+            for one in plan.prospects
+        ),
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Plans jobs live, beside the control loop: open jobs from Redis in, their planned hours to Redis out.
+
+It solves in a thread, once a minute and whenever a job comes or ends. What it cannot plan runs whenever slices are
+idle; where no plan can be made the last one stays, until dispatchers find it too old.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
+from controller.jobs.core.planning import plan_jobs
+from controller.jobs.core.slots import load_ahead, slots_of
+from controller.observe.core.set_aside import SetAside
+from controller.planners.exact.milp import CpuLimitHit, NothingFound
+from controller.role.leadership import Leadership
+from trefoil.core.brains import PlanView
+from trefoil.core.common import Revision
+from trefoil.core.errors import TrefoilError
+from trefoil.core.jobs.planned import JobsPlan, OpenJobs, PendingJob, PlannedJobs, Slot, planned_jobs
+from trefoil.core.units import HOUR_S
+from trefoil.runtime.clock import Clock
+from trefoil.runtime.fenced import Put
+from trefoil.runtime.state import State
+from trefoil.runtime.telemetry import Metrics
+
+LOG = structlog.get_logger()
+LOOK_S: Final = 1.0
+PERIOD_S: Final = 60.0
+SLOT_S: Final = HOUR_S
+HORIZON_MIN_S, HORIZON_MAX_S = 6 * HOUR_S, 48 * HOUR_S
+OPEN_TTL_S: Final = 60.0  # of the records: dispatcher/jobs/planned_hours.py
+
+
+class JobsPlanning:
+    """Planner of jobs while this controller leads. `view`: of this moment, in its own time."""
+
+    def __init__(
+        self,
+        state: State,
+        leadership: Leadership,
+        view: Callable[[], PlanView],
+        set_aside: SetAside,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._state, self._leadership, self._view = state, leadership, view
+        self._set_aside, self._metrics, self._clock = set_aside, metrics, clock
+        self._planned: frozenset[str] = frozenset()  # names of the open jobs that were looked at last
+        self._planned_s, self._epoch, self._revision = -math.inf, 0, Revision()
+
+    async def run(self) -> None:
+        """Plan for ever."""
+        why = ""
+        while True:
+            try:
+                await self.step()
+                why = ""
+            except TrefoilError as error:
+                if str(error) != why:
+                    why = str(error)
+                    LOG.warning("jobs are not planned", why=why)
+            except Exception:  # jobs run without a plan; the control loop, which nothing replaces, goes on
+                LOG.exception("planning jobs failed")
+            await self._clock.sleep(LOOK_S)
+
+    async def step(self) -> None:
+        """Plan if jobs have come or ended, or the last plan is PERIOD_S old.
+
+        Raises:
+            StateUnavailable, Fenced: nothing was written.
+            InvalidInput: the view has numbers that cannot be planned with.
+        """
+        epoch = self._leadership.epoch
+        if not epoch:
+            return
+        found = await self._open_jobs()
+        names = frozenset(f"{told.folder}/{one.job_id}" for told in found for one in told.jobs)
+        now_s, same = self._clock.monotonic_s(), names == self._planned and epoch == self._epoch
+        if same and (not names or now_s - self._planned_s < PERIOD_S):
+            return
+        if not names and self._revision.epoch != epoch:
+            return  # this leader has planned none: there is nothing to take back
+        self._planned, self._planned_s, self._epoch = names, now_s, epoch  # a failure is tried again in PERIOD_S
+        ahead_s, view = self._clock.calendar_ahead_s(), self._view()
+        try:
+            plan, wrong = await asyncio.to_thread(_plan, view, found, ahead_s, self._next_revision(epoch))
+        except (CpuLimitHit, NothingFound) as error:
+            LOG.warning("no plan of jobs: the last one stays", why=str(error))
+            return
+        for folder, why in wrong:
+            if self._set_aside.note(self._state.keys.jobs_open(folder), "value", why, self._clock.now_s()):
+                LOG.warning("an open job is not planned", folder=folder, why=why)
+        await self._leadership.write([Put(self._state.keys.jobs_plan(), plan)])
+        self._revision = plan.revision
+        in_time = sum(one.in_time for one in plan.jobs)
+        for state, count in (("in_time", in_time), ("in_danger", len(plan.jobs) - in_time)):
+            self._metrics.set("trefoil_jobs_planned", count, state=state)
+
+    def _next_revision(self, epoch: int) -> Revision:
+        return Revision(epoch, self._revision.number + 1 if self._revision.epoch == epoch else 1)
+
+    async def _open_jobs(self) -> list[OpenJobs]:
+        """Open jobs of all folders whose writer still owns them."""
+        prefix, found = self._state.keys.jobs_open_prefix(), []
+        for key, told in (await self._state.scan(prefix, OpenJobs, OPEN_TTL_S)).items():
+            epoch = await self._state.epoch_of(f"jobs:{told.folder}")
+            if told.epoch == epoch:
+                found.append(told)
+            else:
+                why = f"epoch {told.epoch}, its jobs are owned under {epoch}"
+                self._set_aside.note(key, "value", why, self._clock.now_s())
+        return sorted(found, key=lambda told: told.folder)
+
+
+def _plan(
+    view: PlanView, found: Sequence[OpenJobs], ahead_s: float, revision: Revision
+) -> tuple[PlannedJobs, list[tuple[str, str]]]:
+    """Plan open jobs in calendar time; `ahead_s`: what the view's time lacks to be that."""
+    now_s = view.now_s + ahead_s
+    latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
+    until_s = view.now_s + min(HORIZON_MAX_S, max(HORIZON_MIN_S, latest_s - now_s + SLOT_S))
+    slots = tuple(_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s)))
+    families = {cost.family for slot in slots for pool in slot.pools for cost in pool.costs}
+    jobs, wrong = pending_jobs(found, families, view.carbon.series.zone, now_s)
+    plan: JobsPlan = plan_jobs(jobs, slots, now_s)
+    carbon = {slot.carbon.starts_at_s: slot.carbon.p50_g_per_kwh for slot in slots}
+    left: dict[str, PendingJob] = {job.job_id: job for job in jobs}
+    items = {name: job.items_left for name, job in left.items()}
+    return planned_jobs(plan, revision, items, carbon, unplanned_grams(jobs, slots, now_s)), wrong
+
+
+def _in_calendar(slot: Slot, ahead_s: float) -> Slot:
+    """A slot by the calendar, without devices asleep: nothing wakes them for jobs."""
+    carbon = replace(
+        slot.carbon, starts_at_s=slot.carbon.starts_at_s + ahead_s, ends_at_s=slot.carbon.ends_at_s + ahead_s
+    )
+    return replace(slot, carbon=carbon, pools=tuple(pool for pool in slot.pools if not pool.idle_w))

@@ -1,0 +1,91 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from protos.types.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenJob(_message.Message):
+    __slots__ = ("job_id", "family", "items_left", "complete_by", "priority", "min_accuracy", "zones", "bounded", "grams_left")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_BY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    ZONES_FIELD_NUMBER: _ClassVar[int]
+    BOUNDED_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    family: str
+    items_left: int
+    complete_by: _timestamp_pb2.Timestamp
+    priority: int
+    min_accuracy: float
+    zones: _containers.RepeatedScalarFieldContainer[str]
+    bounded: bool
+    grams_left: float
+    def __init__(self, job_id: _Optional[str] = ..., family: _Optional[str] = ..., items_left: _Optional[int] = ..., complete_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., priority: _Optional[int] = ..., min_accuracy: _Optional[float] = ..., zones: _Optional[_Iterable[str]] = ..., bounded: _Optional[bool] = ..., grams_left: _Optional[float] = ...) -> None: ...
+
+class OpenJobs(_message.Message):
+    __slots__ = ("folder", "epoch", "jobs")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    epoch: int
+    jobs: _containers.RepeatedCompositeFieldContainer[OpenJob]
+    def __init__(self, folder: _Optional[str] = ..., epoch: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[OpenJob, _Mapping]]] = ...) -> None: ...
+
+class PlannedHour(_message.Message):
+    __slots__ = ("starts_at", "ends_at", "items", "grams", "p50_g_per_kwh")
+    STARTS_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_FIELD_NUMBER: _ClassVar[int]
+    P50_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    starts_at: _timestamp_pb2.Timestamp
+    ends_at: _timestamp_pb2.Timestamp
+    items: float
+    grams: float
+    p50_g_per_kwh: float
+    def __init__(self, starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., items: _Optional[float] = ..., grams: _Optional[float] = ..., p50_g_per_kwh: _Optional[float] = ...) -> None: ...
+
+class PlannedJob(_message.Message):
+    __slots__ = ("job_id", "items_left", "hours", "in_time", "finishes_at", "reason", "grams", "at_once_grams", "evenly_grams")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    IN_TIME_FIELD_NUMBER: _ClassVar[int]
+    FINISHES_AT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_GRAMS_FIELD_NUMBER: _ClassVar[int]
+    EVENLY_GRAMS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    items_left: int
+    hours: _containers.RepeatedCompositeFieldContainer[PlannedHour]
+    in_time: bool
+    finishes_at: _timestamp_pb2.Timestamp
+    reason: str
+    grams: float
+    at_once_grams: float
+    evenly_grams: float
+    def __init__(self, job_id: _Optional[str] = ..., items_left: _Optional[int] = ..., hours: _Optional[_Iterable[_Union[PlannedHour, _Mapping]]] = ..., in_time: _Optional[bool] = ..., finishes_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., grams: _Optional[float] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ...) -> None: ...
+
+class PlannedJobs(_message.Message):
+    __slots__ = ("revision", "made_at", "until", "jobs")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    MADE_AT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    revision: _common_pb2.Revision
+    made_at: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    jobs: _containers.RepeatedCompositeFieldContainer[PlannedJob]
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ...) -> None: ...
