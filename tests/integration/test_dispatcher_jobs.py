@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from typer.testing import CliRunner
 
 from dispatcher.jobs import job_run
+from dispatcher.jobs.core import planned_hours
 from dispatcher.jobs.core.job import JobState
 from protos.dispatcher.v1 import jobs_pb2
 from tests.support.dispatching import VARIANTS, DispatcherSystem, Plane, dispatcher_system, until
@@ -27,10 +28,11 @@ from tests.support.workers import Dispatcher
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.api.jobs import Jobs as JobsClient
 from trefoil.cli.main import app
-from trefoil.core.common import Basis
+from trefoil.core.common import Basis, Revision
 from trefoil.core.demand import JOB_CLASS
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.jobs.planned import OpenJobs, PlannedHour, PlannedJob, PlannedJobs
 from trefoil.runtime.clock import WallClock
 
 pytestmark = pytest.mark.integration
@@ -484,3 +486,44 @@ async def test_answers_are_booked_to_the_jobs_tenant(state, tmp_path):
         assert {cell.key.tenant for cell in cells if cell.answered} == {"blue"}
         assert [one.job.id for one in (await jobs.stub.List(jobs_pb2.ListRequest(tenant="blue"))).jobs] == ["a"]
         assert not (await jobs.stub.List(jobs_pb2.ListRequest(tenant="red"))).jobs
+
+
+async def planned(jobs: Jobs, plane: Plane, name: str, hours: list[tuple[float, float]], **more) -> None:
+    """Put a plan of one job's hours, given as (hours from now, items), as the controller does."""
+    now_s, folder = WallClock().now_s(), await asyncio.to_thread(jobs.folder.name)
+    slots = tuple(PlannedHour(now_s + at_h * 3600, now_s + (at_h + 1) * 3600, count, 1.0) for at_h, count in hours)
+    job = PlannedJob(**{
+        "job_id": f"{folder}/{name}", "items_left": 400, "hours": slots, "in_time": True,
+        "reason": "will finish at noon", "at_once_grams": 4.0, "evenly_grams": 3.0, **more,
+    })  # fmt: skip
+    epoch = await jobs.state.epoch_of("controller")
+    plan_ = PlannedJobs(Revision(epoch, 1), now_s, now_s + 86_400, (job,))
+    await plane.put("controller", jobs.state.keys.jobs_plan(), plan_)
+
+
+@pytest.mark.gate
+async def test_a_job_waits_for_its_hour_and_runs_once_its_plan_is_lost(system, jobs, state, monkeypatch):
+    """Open jobs are told at once; 2 % of the items show the pace; the rest waits, and nothing waits for a lost plan."""
+    monkeypatch.setattr(planned_hours, "STALE_S", 6.0)
+    await planned(jobs, system.plane, "a", [(0, 0.0), (3, 400.0)])
+    await jobs.submit(items(400), complete_in_s=5 * 3600, id="a")
+    async with asyncio.timeout(30):
+        while not (told := (await jobs.status("a"))).why.startswith("waits for cleaner hours: the next begins at "):
+            await asyncio.sleep(0.05)
+    assert told.prospect == "will finish at noon"
+    assert (told.at_once_grams, len(told.hours), told.in_danger) == (4.0, 2, False)
+    assert told.answered <= 8, "2 % of 400"
+    shown = await trefoil(jobs, "show", "a")
+    assert "saves 2 g (50%) against run at once, 1 g (33%) against run evenly" in shown
+    folder = await asyncio.to_thread(jobs.folder.name)
+    open_jobs = await state.get(state.keys.jobs_open(folder), OpenJobs)
+    assert [(one.job_id, one.family, one.bounded) for one in open_jobs.jobs] == [("a", "digits", False)]
+    last = await jobs.ended("a")  # nobody renews the plan
+    assert (last.state, last.answered, last.late) == (DONE, 400, False)
+
+
+async def test_a_plan_that_cannot_be_in_time_holds_nothing_back_and_says_so(system, jobs):
+    short = {"in_time": False, "reason": "400 of 400 items cannot be done by noon"}
+    await planned(jobs, system.plane, "a", [(3, 400.0)], **short)
+    await jobs.submit(items(400), complete_in_s=5 * 3600, id="a")
+    assert (await jobs.ended("a")).answered == 400

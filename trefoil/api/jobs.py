@@ -20,11 +20,13 @@ from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from trefoil import direct
 from trefoil.api.answers import Answer, answer_of
 from trefoil.core.errors import InvalidInput, Unavailable, system_error
-from trefoil.runtime import rpc
+from trefoil.core.jobs.planned import PlannedHour
+from trefoil.runtime import codec, rpc
 from trefoil.runtime.security.tls import Tls
 
 CHUNK_BYTES: Final = 256 * 1024
 TIMEOUT_S: Final = 30.0
+PLAN_WAIT_S: Final = 5.0  # for a job's first plan: owner, controller and readers look every one or two seconds
 SUFFIXES: Final = (".npz", ".jsonl")
 ENDED: Final = ("done", "cancelled")
 OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -35,7 +37,10 @@ Items = Path | str | Mapping[str, npt.NDArray[Any]]
 class JobStatus:
     """How a job stands. Times are UTC seconds, 0.0 = not yet or not known; `state`: waiting, running, done, cancelled.
 
-    `joules` and `grams` are sums of receipts; `why`: why it waits, is late, or ended before its last item.
+    `joules` and `grams` are sums of receipts; `why`: why it waits, is late, or ended before its last item. `prospect`:
+    what its plan promises, e.g. "will finish at ..."; empty: it is not planned and runs whenever slices are idle.
+    `in_danger`: by its plan it misses its deadline. `at_once_grams`, `evenly_grams`: grams if the items of `hours` ran
+    at once, or evenly until the deadline.
     """
 
     id: str
@@ -55,6 +60,11 @@ class JobStatus:
     expected_at_s: float
     ended_at_s: float
     owner: str
+    prospect: str = ""
+    in_danger: bool = False
+    hours: tuple[PlannedHour, ...] = ()
+    at_once_grams: float = 0.0
+    evenly_grams: float = 0.0
 
     @property
     def ended(self) -> bool:
@@ -138,6 +148,22 @@ class Jobs:
     def get(self, name: str) -> JobStatus:
         """How a job stands. Raises NotFound, Unavailable."""
         return _status(self._ask("Get", jobs_pb2.GetRequest(id=name)).status)
+
+    def planned(self, name: str, wait_s: float = PLAN_WAIT_S) -> JobStatus:
+        """How a job stands once it is planned or has ended; at most `wait_s` later. Raises NotFound, Unavailable."""
+        last = None
+        call = self._stub.Watch(jobs_pb2.WatchRequest(id=name), timeout=wait_s, metadata=self._metadata)
+        try:
+            for told in call:
+                last = _status(told.status)
+                if last.prospect or last.ended:
+                    break
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise _explained(error) from error
+        finally:
+            call.cancel()
+        return last or self.get(name)
 
     def all(self, tenant: str = "") -> list[JobStatus]:
         """All jobs, or those of a tenant, the next deadline first. Raises Unavailable."""
@@ -274,7 +300,9 @@ def _status(told: Any) -> JobStatus:
         items=told.items, answered=told.answered, failed=told.failed, complete_by_s=_seconds(job.complete_by),
         late=told.late, why=told.why, joules=told.joules, grams=told.grams, tenant=job.tenant, priority=job.priority,
         submitted_at_s=_seconds(told.submitted_at), expected_at_s=_seconds(told.expected_at),
-        ended_at_s=_seconds(told.ended_at), owner=told.owner,
+        ended_at_s=_seconds(told.ended_at), owner=told.owner, prospect=told.prospect, in_danger=told.in_danger,
+        hours=tuple(codec.from_proto(one) for one in told.hours), at_once_grams=told.at_once_grams,
+        evenly_grams=told.evenly_grams,
     )  # fmt: skip
 
 

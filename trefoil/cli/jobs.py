@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trefoil.api.jobs import ItemResult, Jobs, JobStatus
 
 EXIT_UNFINISHED: Final = 1
+UNPLANNED: Final = "its hours are not planned: it runs whenever slices are idle"
+BAR: Final = 24  # characters of the hour with the most carbon
 
 app = typer.Typer(
     cls=Guarded, no_args_is_help=True, help="Work that can wait: items with a deadline, run on idle slices."
@@ -66,9 +68,10 @@ def submit(
             family, items, complete_by_s=by_s, id=name, tenant=tenant, priority=priority, min_accuracy=min_accuracy,
             zones=tuple(zone or ()), grams_max=grams_max,
         )  # fmt: skip
-        if watch_it:
-            status = _follow(jobs, status.id, as_json_)
+        status = _follow(jobs, status.id, as_json_) if watch_it else jobs.planned(status.id)
         _show([status], as_json_)
+        if not as_json_ and not status.ended:
+            console().print(f"{status.id}: {status.prospect or UNPLANNED}", markup=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -95,7 +98,10 @@ def show(
 ) -> None:  # fmt: skip
     """Show how a job stands."""
     with _jobs(dispatcher, ca, state_dir) as jobs:
-        _show([jobs.get(name)], as_json_)
+        status = jobs.get(name)
+    _show([status], as_json_)
+    if not as_json_ and not status.ended:
+        _show_hours(status)
 
 
 @app.command("watch")
@@ -191,13 +197,47 @@ def _show(found: "list[JobStatus]", as_json: bool) -> None:
         left = each.ended_at_s or each.complete_by_s
         when = f"{format_time(round(left))} ({format_duration(left - now_s)})"
         done = f"{each.answered + each.failed}/{each.items}"
-        state = f"{each.state}{', late' if each.late else ''}"
+        state = f"{each.state}{', late' if each.late else ', will be late' if each.in_danger else ''}"
         cost = f"{each.joules:.4g} J, {each.grams:.3g} g" if each.joules else "-"
         rows.append(
-            (each.id, each.family, state, done, str(each.failed), when, cost, each.tenant or "-", each.why or "-")
+            (
+                each.id,
+                each.family,
+                state,
+                done,
+                str(each.failed),
+                when,
+                cost,
+                each.tenant or "-",
+                each.why or each.prospect or "-",
+            )
         )
     columns = ("job", "family", "state", "done", "failed", "ends", "receipts", "tenant", "why")
     console().print(grid("Jobs", columns, rows))
+
+
+def _show_hours(status: "JobStatus") -> None:
+    """Planned hours of a job over their carbon, and what they save."""
+    console().print(f"plan: {status.prospect or UNPLANNED}", markup=False, soft_wrap=True)
+    if not status.hours:
+        return
+    most = max(one.p50_g_per_kwh for one in status.hours) or 1.0
+    rows = [
+        (
+            format_time(round(one.starts_at_s)), f"{one.items:,.0f}", f"{one.grams:.3g}", f"{one.p50_g_per_kwh:.0f}",
+            "#" * round(BAR * one.p50_g_per_kwh / most),
+        )
+        for one in status.hours
+    ]  # fmt: skip
+    console().print(grid("Planned hours", ("from", "items", "g CO2", "g/kWh", ""), rows))
+    grams = sum(one.grams for one in status.hours)
+    against = [
+        f"{other - grams:.3g} g ({1 - grams / other:.0%}) against {rule}"
+        for rule, other in (("run at once", status.at_once_grams), ("run evenly", status.evenly_grams))
+        if other > 0
+    ]
+    if against:
+        console().print(f"saves {', '.join(against)}")
 
 
 def _result(result: "ItemResult") -> dict[str, Any]:
