@@ -8,12 +8,13 @@ from functools import partial
 import structlog
 
 from controller.accounting.accountant import Accountant
+from controller.accounting.budgets import BudgetRungs
 from controller.accounting.core.receipts import Receipts
 from controller.jobs.planning_loop import JobsPlanning
 from controller.loop.control_loop import ControlLoop, load_by_command, load_saved_state
 from controller.loop.core.control import ControlCore
 from controller.loop.core.objectives import accept_objective
-from controller.loop.core.saved_state import SavedState
+from controller.loop.core.saved_state import SavedState, settled_budgets
 from controller.loop.core_ports import Signals
 from controller.loop.decision_records import DecisionRecords
 from controller.loop.declared import DeclaredSettings
@@ -26,6 +27,7 @@ from controller.observe.forecast_model import open_network
 from controller.observe.reader import ObservationReader
 from controller.planners.policy_parts import forecaster_of, planner_of, planner_settings, row_of
 from controller.planners.table import PLANNERS
+from controller.role.by_command import NO_BUDGETS, TENANT_BUDGETS, KeptBudgets
 from controller.role.disk_store import DiskStore
 from controller.role.kept_files import KeptFiles
 from controller.role.leadership import Leadership
@@ -144,7 +146,8 @@ def parts(
     core = ControlCore(
         settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, clock, left, ports
     )
-    loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, disk, signals, clock)
+    rungs = BudgetRungs(state.keys, accountant, leadership, plan_keys, metrics, clock)
+    loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, rungs, disk, signals, clock)
 
     jobs = JobsPlanning(state, leadership, loop.view, observation.inputs.set_aside, metrics, clock)
 
@@ -174,7 +177,9 @@ def _left(disk: DiskStore, settings: ControllerSettings, catalog: Catalog) -> Sa
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
     marks = load_by_command(disk, settings)
     kept = {*marks.families, *marks.stopped}
-    return load_saved_state(disk, settings, starting_objectives(settings, stored, kept, catalog))
+    left = load_saved_state(disk, settings, starting_objectives(settings, stored, kept, catalog))
+    left.budgets = settled_budgets(settings, disk.load(TENANT_BUDGETS, KeptBudgets) or NO_BUDGETS, catalog)
+    return left
 
 
 def _page(settings: ControllerSettings, servicer: LeaderAnswers, clock: Clock) -> Sequence[Component]:

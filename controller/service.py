@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from controller.explore.core.exploration import Explorer
+from controller.loop.budgets import BudgetCommands
 from controller.loop.control_loop import ControlLoop
 from controller.loop.core.control import Change
 from controller.loop.core.decision import predicted_saving
@@ -41,7 +42,7 @@ from trefoil.runtime.given.catalog_files import CatalogFiles
 FULL_NAME = "trefoil.controller.v1.Controller"
 
 
-class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore[misc]
+class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):  # type: ignore[misc]
     """gRPC service `Controller`. Thin: checks what it is given, then asks the loop."""
 
     def __init__(

@@ -16,6 +16,7 @@ from trefoil.core.objective import (
     PERCENTILE,
     SETTING_NAMES,
     ActMode,
+    Budget,
     Objective,
     ObjectiveMode,
     TokenSlo,
@@ -251,6 +252,27 @@ def act_mode_name(value: str) -> str:
     return value
 
 
+class BudgetSettings(Settings):
+    """Budget of a tenant, a family or both, until `trefoil budget set`, and after its `--reset`."""
+
+    tenant: str = ""
+    """Name in the dispatchers' tenants_file; empty: all tenants together."""
+    family: str = ""
+    """Empty: all families together."""
+    grams_per_day: float = Field(default=0.0, ge=0)
+    """Grams of CO2 a day, as reports book them; 0: no limit."""
+    joules_per_day: float = Field(default=0.0, ge=0)
+    """Joules of devices a day; 0: no limit."""
+    least_accuracy: float = Field(default=0.0, ge=0, le=1)
+    """What accuracy floors of requests may fall to once 90 % are spent; 0: they stay."""
+    time_zone: str = "UTC"
+    """IANA name of the zone whose midnight begins a day."""
+
+    def stated(self) -> Budget:
+        """Budget of these settings."""
+        return Budget(**self.model_dump())
+
+
 class TriggerSettings(Settings):
     """Settings of the triggers: thresholds of controller/observe/core/triggers.py, by the same names."""
 
@@ -413,11 +435,13 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     profile_overrides: dict[str, Path] = Field(default_factory=dict)
     """Another profile.csv than the family's own, by family."""
     objectives: tuple[ObjectiveSettings, ...] = ()
+    budgets: tuple[BudgetSettings, ...] = ()
     carbon: CarbonSettings = CarbonSettings()
     mode: str = "act"
     """observe: meter only; advise: plan; act: roll out. `trefoil mode` wins until its `--reset`."""
     declared: bool = False
-    """Objectives, mode and max_watts are what the settings files say, also once they change: commands are refused."""
+    """Objectives, budgets, mode and max_watts are what the settings files say, also once they change: commands are
+    refused."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
     plan_key_file: Path | None = None
@@ -468,6 +492,9 @@ class ControllerSettings(ServiceSettings, ControlSettings):
         names = [o.family for o in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError("one objective a family")
+        keys = [one.stated().key for one in self.budgets]
+        if len(set(keys)) < len(keys):
+            raise ValueError("one budget a tenant and family")
         return self
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from controller.accounting.core.bookings import bookings, embodied_bookings
+from controller.accounting.core.budgets import DAY_HOURS_MAX, HOUR, HourSpend, hour_spend
 from controller.accounting.core.modelled_base import ModelledBase, model_base
 from controller.accounting.core.receipts import (
     JoinedSample,
@@ -113,6 +114,7 @@ class Accountant:
         self._ids: dict[str, str] = {}
         self._hours: dict[str, dict[str, dict[str, float]]] = {}  # sums by hour, family and name, as they are written
         self._attempted_ids: dict[str, str] = {}  # of the last write of totals
+        self._past: dict[str, HourSpend] = {}  # hours of the last day that are not in `_hours` any more
         self._epoch = 0
         self._recent: dict[str, _Recent] = {}
         self._unwritten: dict[str, dict[str, float]] = {}
@@ -239,6 +241,8 @@ class Accountant:
         """Go on from what this process or its disk knows; where Redis says that more is accounted, which another
         controller did then, from what it holds."""
         told: dict[str, tuple[int, float]] = {}
+        if not self._epoch:
+            self._past = {hour: dict(each) for hour, each in self._disk.load_plain("spent").get("hours", {}).items()}
         saved = {} if self._epoch else self._disk.load_plain("accounting")
         ours = self._attempted_ids or {str(key): str(entry_id) for key, entry_id in saved.get("ids", {}).items()}
         accounted = await self._accounted(ours)
@@ -252,6 +256,7 @@ class Accountant:
         else:
             self._epoch = epoch
             return
+        await self._read_past()
         self._epoch = epoch
         self._unwritten, self._last = {}, {}
         self._order.begin(told)
@@ -279,22 +284,43 @@ class Accountant:
                 found[key] = at
         return found
 
-    async def _stored_sums(self) -> dict[str, dict[str, dict[str, float]]]:
-        prefix = self._state.keys.totals_prefix()
+    async def _stored_sums(self, since: str = "", until: str = "") -> dict[str, dict[str, dict[str, float]]]:
+        """Sums in Redis of these hours, `until` left out; by default the recent ones."""
+        prefix, since = self._state.keys.totals_prefix(), since or self._recent_hours()[-1]
         found: dict[str, dict[str, dict[str, float]]] = {}
         for name in await self._state.names(prefix):
             family, _, hour = name.removeprefix(prefix).rpartition(":")
-            if hour >= self._recent_hours()[-1]:
+            if hour >= since and not (until and hour >= until):
                 found.setdefault(hour, {})[family] = await self._state.totals(name)
         return found
 
-    def _recent_hours(self) -> list[str]:
-        times = (self._clock.now_s() - 3600.0 * ago for ago in range(HOURS_KEPT))
-        return [datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y%m%d%H") for at_s in times]
+    async def _read_past(self) -> None:
+        """Hours of the last day that this disk does not know, as Redis has them."""
+        *_, oldest = self._recent_hours(DAY_HOURS_MAX)
+        for hour, sums in (await self._stored_sums(oldest, self._recent_hours()[-1])).items():
+            self._past.setdefault(hour, hour_spend(sums))
+
+    def spent(self) -> dict[str, HourSpend]:
+        """Joules and grams of the last day by hour, family and tenant, what is not written yet included."""
+        recent = {hour: {family: dict(sums) for family, sums in each.items()} for hour, each in self._hours.items()}
+        now = recent.setdefault(self._recent_hours()[0], {})
+        for family, deltas in self._unwritten.items():
+            sums = now.setdefault(family, {})
+            for name, delta in deltas.items():
+                sums[name] = sums.get(name, 0.0) + delta
+        return self._past | {hour: hour_spend(each) for hour, each in recent.items()}
+
+    def _recent_hours(self, count: int = HOURS_KEPT) -> list[str]:
+        times = (self._clock.now_s() - 3600.0 * ago for ago in range(count))
+        return [datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime(HOUR) for at_s in times]
 
     def _still_kept(self, hours: Mapping[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float]]]:
-        """Hours not over for long; one that is to come was booked before the clock was set back, and comes again."""
-        oldest = self._recent_hours()[-1]
+        """Hours not over for long; one that is to come was booked before the clock was set back, and comes again. What
+        tenants have spent in the others is kept for a day."""
+        oldest, *_, first = self._recent_hours()[-1:] + self._recent_hours(DAY_HOURS_MAX)
+        if over := {hour: hour_spend(sums) for hour, sums in hours.items() if hour < oldest}:
+            self._past = {hour: each for hour, each in (self._past | over).items() if hour >= first}
+            self._disk.save_later("spent", {"hours": self._past})
         return {hour: sums for hour, sums in hours.items() if hour >= oldest}
 
     async def flush(self) -> None:

@@ -6,7 +6,7 @@ alone; an old reading is carried; a planner that fails, or takes too long, leave
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from controller.accounting.accountant import Accountant, ReceiptPublisher
+from controller.accounting.budgets import BudgetRungs
 from controller.accounting.core.modelled_base import ModelledBase
 from controller.accounting.core.served import Served
 from controller.explore.core.exploration import TOTALS
@@ -21,14 +22,14 @@ from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.control import Change, ControlCore
 from controller.loop.core.decision import ControlState
 from controller.loop.core.loans import Loan
-from controller.loop.core.saved_state import SavedState, by_command_of_old, overrides
+from controller.loop.core.saved_state import SavedState, budget_overrides, by_command_of_old, overrides
 from controller.loop.core_ports import Signals
 from controller.loop.demand_publisher import DemandPublisher
 from controller.loop.live_ports import LiveControlPorts
 from controller.observe.core.observation import Observation
 from controller.observe.core.triggers import Trigger
 from controller.observe.reader import ObservationReader
-from controller.role.by_command import BY_COMMAND, FLEET, NO_RESET, ByCommand
+from controller.role.by_command import BY_COMMAND, FLEET, NO_RESET, TENANT_BUDGETS, ByCommand, KeptBudgets
 from controller.role.disk_store import DiskStore
 from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
@@ -102,6 +103,7 @@ class ControlLoop:
         leadership: Leadership,
         reader: ObservationReader,
         accountant: Accountant,
+        budget_rungs: BudgetRungs,
         disk: DiskStore,
         signals: Signals,
         clock: Clock,
@@ -109,7 +111,7 @@ class ControlLoop:
         self.core, self.settings = core, settings
         self.rollout_runner, self.records = ports.rollout_runner, ports.records
         self._state, self._leadership, self._reader, self._accountant = state, leadership, reader, accountant
-        self._clock, self._signals = clock, signals
+        self._clock, self._signals, self.budget_rungs = clock, signals, budget_rungs
         self._log = structlog.get_logger()
         self._demand = DemandPublisher(state.keys, reader, leadership, clock)
         self._receipts = ReceiptPublisher(settings, state.keys, accountant.receipts, leadership, clock)
@@ -118,6 +120,8 @@ class ControlLoop:
         self.observation.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
         for name, value in core.kept_objectives().items() if core.objectives or core.stopped else ():
             disk.save_later(name, value)
+        if core.budgets != (disk.load(TENANT_BUDGETS, KeptBudgets) or KeptBudgets()):
+            disk.save_later(TENANT_BUDGETS, core.budgets)
         if differing := self.overrides():
             self._log.warning("commands win over the settings", differing=differing, remedy=BACK)
 
@@ -143,7 +147,8 @@ class ControlLoop:
     def overrides(self) -> list[str]:
         """What is in force and differs from the settings, a line for each field."""
         core, stopped = self.core, self.core.stopped
-        return overrides(self.settings, {**core.objectives, **stopped}, core.control, core.max_watts, stopped)
+        found = overrides(self.settings, {**core.objectives, **stopped}, core.control, core.max_watts, stopped)
+        return found + budget_overrides(self.settings, core.budgets)
 
     def in_use(self) -> set[str]:
         """Families that are in service, run or are to run."""
@@ -188,6 +193,7 @@ class ControlLoop:
         await self.core.enter_epoch(self._leadership.epoch)
         await self._demand.publish()
         await self._receipts.publish(self.core.current)
+        await self.budget_rungs.publish(self.core.budgets.by_key)
         await self.core.step()
         await self._leadership.copy_files()
 
@@ -270,6 +276,14 @@ class ControlLoop:
             self._signals.announce()
         return await self.core.unmet_objectives(view)
 
+    async def change_budgets(self, change: Callable[[KeptBudgets], KeptBudgets]) -> None:
+        """Change tenants' budgets: `ControlCore.change_budgets`, with what it raises."""
+        async with self._turn():
+            self._leadership.require()
+            self.core.change_budgets(change)
+            await self._leadership.copy_files()  # before it is answered: the next controller must know
+        self._signals.wake()
+
     async def set_service(self, family: str, *, serves: bool) -> str:
         """Take a family out of service, or bring it back: `ControlCore.set_service`, with what it raises; returns what
         cannot be met then.
@@ -283,7 +297,7 @@ class ControlLoop:
 
 
 BACK: Final = (
-    "go back by trefoil objective set --reset, objective fleet --reset, mode --reset, freeze --off, pin --off or "
-    "family start"
+    "go back by trefoil objective set --reset, objective fleet --reset, budget set --reset, mode --reset, "
+    "freeze --off, pin --off or family start"
 )
 COMMANDS_MAX: Final = 16

@@ -1,4 +1,4 @@
-"""Settings files that win: with `declared`, objectives, mode and watt cap are what the files say, also after a change.
+"""Settings files that win: with `declared`, objectives, budgets, mode and watt cap are what the files say, also later.
 
 The leading controller reads them every PERIOD_S and adopts values that two readings in a row agree on, so that a
 half-written file stops no family. A wrong file changes nothing, and `status` says why. Commands that would change what
@@ -15,7 +15,7 @@ import structlog
 from controller.loop.control_loop import ControlLoop
 from controller.loop.core.control import Change, ControlCore
 from controller.loop.core.objectives import accept_objective
-from controller.loop.core.saved_state import differences, setting_text
+from controller.loop.core.saved_state import differences, setting_text, settled_budgets
 from controller.role.by_command import NO_RESET, ByCommand
 from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
@@ -27,7 +27,7 @@ from trefoil.runtime.given.catalog_files import CatalogFiles
 
 PERIOD_S: Final = 5.0
 SERVICE: Final = {True: "in service", False: "out of service"}
-ADOPTED: Final = ("objectives", "mode", "max_watts")
+ADOPTED: Final = ("objectives", "budgets", "mode", "max_watts")
 """What a changed file changes while the controller runs."""
 
 
@@ -68,7 +68,7 @@ class Declaration:
 
 
 class DeclaredSettings:
-    """Objectives, mode and watt cap of settings files. `source` names the files; `read` reads them again, and
+    """Objectives, budgets, mode and watt cap of settings files. `source` names the files; `read` reads them again, and
     raises SettingError. Belongs to one event loop."""
 
     def __init__(
@@ -121,16 +121,19 @@ class DeclaredSettings:
     async def _adopt(self, wanted: ControllerSettings) -> None:
         loop, core = self._loop, self._loop.core
         said = {one.family: one.stated() for one in wanted.objectives}
-        await self._files.refresh_for(said)
+        await self._files.refresh_for([*said, *(one.family for one in wanted.budgets if one.family)])
         known = {**core.objectives, **core.stopped}
         accepted = {
             name: accept_objective(one, known, self._files.catalog, None, pue=wanted.pue) for name, one in said.items()
         }
+        settled = settled_budgets(wanted, core.budgets, self._files.catalog)
         # Nothing is refused from here on but for want of Redis or of the disk: then the next look goes on.
         loop.settings = loop.settings.model_copy(update={name: getattr(wanted, name) for name in ADOPTED})
         declaration = Declaration(accepted, wanted.max_watts, wanted.act_mode, prune=True)
         if declaration.changes(core):
             await declaration.enact(loop, by_command=False)
+        if settled != core.budgets:
+            await loop.change_budgets(lambda _: settled)
 
     def _waits(self, wanted: ControllerSettings) -> str:
         """What else the files change, which only a start takes; "" for nothing."""

@@ -4,8 +4,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
+from trefoil.core.objective import Budget, BudgetKey
+
 FLEET: Final = "fleet_objective"  # under which the watt cap is saved
 BY_COMMAND: Final = "by_command"
+TENANT_BUDGETS: Final = "tenant_budgets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +29,27 @@ class ByCommand:
 
 
 NO_RESET: Final = ByCommand()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBudgets:
+    """Budgets in force, and those that stand by command; one of these that is not in force was cleared by command."""
+
+    budgets: tuple[Budget, ...] = ()
+    by_command: tuple[BudgetKey, ...] = ()
+
+    @property
+    def by_key(self) -> dict[BudgetKey, Budget]:
+        """Budgets by tenant and family."""
+        return {one.key: one for one in self.budgets}
+
+    def after(self, key: BudgetKey, budget: Budget | None, *, by_command: bool) -> "KeptBudgets":
+        """What is kept once a budget is replaced; None: cleared. `by_command`: whether it wins over the settings."""
+        found = {name: one for name, one in self.by_key.items() if name != key}
+        if budget is not None:
+            found[key] = budget
+        marks = {*self.by_command} - {key} | ({key} if by_command else set())
+        return KeptBudgets(tuple(found[name] for name in sorted(found)), tuple(sorted(marks)))
+
+
+NO_BUDGETS: Final = KeptBudgets()

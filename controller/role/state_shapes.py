@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.role.by_command import BY_COMMAND, FLEET, ByCommand
+from controller.role.by_command import BY_COMMAND, FLEET, TENANT_BUDGETS, ByCommand, KeptBudgets
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.outside.plausible import EPOCH_MAX
@@ -94,14 +94,28 @@ class KeptBooks:
         _require("told", "an end", all(math.isfinite(end_s) for _, end_s in self.told.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSpend:
+    """Joules and grams of past hours, by hour, family and tenant."""
+
+    hours: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
+
+    def __post_init__(self) -> None:
+        costs = (one for hour in self.hours.values() for tenants in hour.values() for one in tenants.values())
+        _require("hours", "a cost", all(math.isfinite(number) for one in costs for number in one))
+        _require("hours", list(self.hours), all(len(hour) == 10 and hour.isdecimal() for hour in self.hours))
+
+
 SHAPES: Final[Mapping[str, Any]] = {
     "epoch": KeptEpoch,
     "led": KeptEpoch,
     "lost": Mapping[str, str],
     "accounting": KeptBooks,
+    "spent": KeptSpend,
     "control": KeptControl,
     FLEET: KeptFleet,
     BY_COMMAND: ByCommand,
+    TENANT_BUDGETS: KeptBudgets,
     "objectives": tuple[Objective, ...],
     "plans": tuple[Plan, ...],
     "published": Plan,

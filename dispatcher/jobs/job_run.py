@@ -25,6 +25,7 @@ from dispatcher.request.contracts import Contract
 from dispatcher.request.idle import NotIdle
 from dispatcher.request.inference import Answer, Inference
 from dispatcher.routing.request_parameters import MIN_ACCURACY, RECEIPT
+from dispatcher.service.core.tenant_rungs import jobs_wait
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from protos.dispatcher.v1 import jobs_pb2
@@ -391,6 +392,8 @@ async def to_its_end(work: Callable[..., None], *arguments: Any) -> None:
 
 def stuck(local: LocalWorker, idle: IdleSlices, job: Job) -> str:
     """Why a job has to wait, whatever is idle; empty: it does not."""
+    if (rung := local.budgets.find(job.tenant, job.family, local.clock.now_s())) is not None:
+        return jobs_wait(rung)
     allowed = idle.allowed(job)
     if not allowed:
         reason = local.routing.table.why.get(job.family, "")

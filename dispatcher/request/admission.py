@@ -4,7 +4,8 @@ Every front (unary gRPC, streams, REST, other workers) comes through here, so th
 """
 
 import itertools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -24,6 +25,7 @@ from trefoil.core.brains import Pick, Ticket
 from trefoil.core.demand import JOB_CLASS, PROBE_ID, PROBE_TENANT
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
 from trefoil.core.fleet import SliceKey
+from trefoil.core.objective import BudgetRung, TenantRung
 
 _parse = pb.ModelInferRequest.FromString
 SMALL_BYTES: Final = 64 * 1024
@@ -102,6 +104,7 @@ class Request:
     first_token_s: float = 0.0  # when the first and the last token left
     last_token_s: float = 0.0
     forwarded: bool = False  # to another worker, which books its end
+    rung: TenantRung | None = None  # of its tenant's budget
     idle_slice: SliceKey | None = None  # of a job: the slice that it may have while that is idle
     served_ms: float = 0.0
     enough_s: float = 0.0  # when its client needed no more answers of its stream; 0.0 = it is read to its end
@@ -130,6 +133,7 @@ class Admission:
         Raises:
             InvalidInput, NotFound, Unavailable: it cannot be served as it is. It does not count as arrived: demand is
                 what could be answered.
+            StatusError: its tenant's budget is spent.
         """
         message, head, raw = parse_request(data, self._settings.head_bytes_max)
         family = message.model_name
@@ -139,8 +143,7 @@ class Admission:
                 f"Request for unknown model: '{family}' version {message.model_version} is not found",
                 remedy=f"leave the version out, or ask for {kserve_wire.PUBLIC_VERSION}: the variant is ours to choose",
             )
-        timeout_s = 0.0
-        asked = request_parameters.NO_PARAMETERS
+        timeout_s, asked = 0.0, request_parameters.NO_PARAMETERS
         payload: tuple[bytes | memoryview, ...] = (data,)
         priority, sequence = 0, _NO_SEQUENCE
         parameters = message.parameters
@@ -160,6 +163,7 @@ class Admission:
         deadline_s, timeout_binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
         items = min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(chain[0]) else 1
         tenant = caller.tenant or (PROBE_TENANT if message.id == PROBE_ID else "")
+        rung, asked = self._within_budget(caller, tenant, family, asked)
         ticket = Ticket(
             id=next(self._ids),
             family=chain[0],
@@ -182,7 +186,26 @@ class Admission:
         )
         if not (caller.hops or caller.job):  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), tenant)
-        return Request(family, chain, queue, ticket, payload, asked, timeout_binds, caller.trace)
+        return Request(family, chain, queue, ticket, payload, asked, timeout_binds, caller.trace, rung=rung)
+
+    def _within_budget(
+        self, caller: Caller, tenant: str, family: str, asked: RequestParameters
+    ) -> tuple[TenantRung | None, RequestParameters]:
+        """Rung of the tenant's budget, and what a request may ask for there; raises StatusError where it is refused.
+        Items of jobs, which wait before they are sent, and probes are served."""
+        if caller.job or tenant == PROBE_TENANT:
+            return None, asked
+        budgets, now_s = self._local.budgets, self._clock.now_s()
+        rung = budgets.find(tenant, family, now_s)
+        if rung is None:
+            return None, asked
+        if rung.rung is BudgetRung.REFUSED:
+            budgets.refused[tenant, family] += 1
+            trailers = (("retry-after", str(math.ceil(budgets.wait_s(rung, now_s)))),)
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, budgets.refusal(rung, now_s), trailers)
+        if rung.least_accuracy:
+            asked = replace(asked, min_accuracy=min(asked.min_accuracy, rung.least_accuracy))
+        return rung, asked
 
     async def queue_in_sequence(self, request: Request) -> None:
         """Let a request of a sequence wait for its turn and go where its sequence lives. A family without sequences

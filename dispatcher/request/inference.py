@@ -36,7 +36,9 @@ from dispatcher.request.token_times import record_stream, token_receipt
 from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.routing.core import membership
 from dispatcher.routing.core.membership import WorkerId
+from dispatcher.routing.core.receipts import BUDGET_RUNG
 from dispatcher.routing.core.sequences import missing_start
+from dispatcher.routing.request_parameters import MIN_ACCURACY
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.routing.slices import Connection
 from dispatcher.service.ejector import proof_of
@@ -298,7 +300,7 @@ class Inference:
             assert pick is not None
             receipts = self._accounting.receipts
             data += receipts.suffix(pick.slice, request.family, variant, ticket.items, request.tokens_out)
-            data += token_receipt(request)
+            data += token_receipt(request) + budget_receipt(request)
         return data
 
     def slice_failed(
@@ -452,6 +454,7 @@ class Inference:
         suffix += kserve_wire.stages_suffix(request.family, tuple(slice_.name for slice_, _ in places))
         if request.parameters.receipt:
             suffix += self._accounting.receipts.suffix_of_stages(places, request.family, request.ticket.items)
+            suffix += budget_receipt(request)
         return Answer((data, suffix), trailers, variant, pick.slice)
 
     def _stage_passed(self, request: Request, version: str) -> tuple[Pick, str, float]:
@@ -546,6 +549,15 @@ class Inference:
             slice=pick.slice.name if pick is not None else "", why=pick.why if pick is not None else "",
             bytes=ticket.bytes, slo_class=ticket.slo_class, tokens_out=request.tokens_out, details=details,
         )  # fmt: skip
+
+
+def budget_receipt(request: Request) -> bytes:
+    """Parameters of a receipt that tell the rung of the tenant's budget and the floor that holds; none without one."""
+    if request.rung is None:
+        return b""
+    data = kserve_wire.string_parameter(BUDGET_RUNG, request.rung.rung.text)
+    floor = request.parameters.min_accuracy
+    return data + (kserve_wire.double_parameter(MIN_ACCURACY, floor) if floor else b"")
 
 
 def refusal(error: TrefoilError) -> StatusError:

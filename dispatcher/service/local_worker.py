@@ -7,6 +7,7 @@ from dispatcher.routing.core.membership import WorkerId
 from dispatcher.routing.core.service_costs import ServiceCosts
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import Accounting
+from dispatcher.service.core.tenant_rungs import BudgetLadder
 from dispatcher.service.ejector import SliceHealth
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Ejections
@@ -31,6 +32,7 @@ class LocalWorker:
         self.accounting = Accounting(dispatcher, settings.worker, clock.now_s(), settings.classes_max)
         self.lengths = Lengths(resolve_path(settings.lengths_folder), clock, self.routing.reads_lengths)
         self.costs = ServiceCosts()
+        self.budgets = BudgetLadder()
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator
         self.active_rungs: Mapping[str, str] = {}  # what is away, and what serves instead

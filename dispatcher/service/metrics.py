@@ -66,6 +66,10 @@ class DispatcherMetrics:
             self._observe("trefoil_request_duration_seconds", cell.latency, family=family)
             self._observe("trefoil_queue_duration_seconds", cell.queue, family=family)
             self._observe("trefoil_service_duration_seconds", cell.service, family=family, variant=variant)
+        refused = self._local.budgets.refused
+        for (tenant, family), count in refused.items():
+            self._metrics.inc("trefoil_budget_refusals_total", count, tenant=tenant, family=family)
+        refused.clear()
         self._state()
 
     def _streams(self, streams: StreamCounts, family: str, variant: str) -> None:

@@ -24,6 +24,7 @@ from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
 from trefoil.core.errors import InvalidInput, PlanError, StartError, StateUnavailable, TrefoilError, brief
 from trefoil.core.fleet import NodeStatus
+from trefoil.core.objective import TenantRungs
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, disk_error, replace_file
@@ -69,6 +70,7 @@ class StateSync:
         self._away_since_s: float | None = None
         self._from_disk = False
         self._controller, self._led_s = "", 0.0
+        self._rungs_read: TenantRungs | None = None
         self._ratio_key = ""  # of the series that the receipts name
 
     async def init(self) -> None:
@@ -131,6 +133,8 @@ class StateSync:
                 await self._read_acks(key)
             if key is None or key in (keys.receipts(), self._ratio_key):
                 await self._read_receipt_rates()
+            if key is None or key == keys.tenant_rungs():
+                await self._read_tenant_rungs()
 
     async def _refresh(self, node_key: str | None = None) -> None:
         """Read what is routed by, or one node. Trouble of any kind leaves the last good table in force."""
@@ -268,6 +272,22 @@ class StateSync:
             ratio = replace(ratio, observed_at_s=ratio.observed_at_s - self._clock.calendar_ahead_s())
         self._accounting.set_receipt_rates(told, reading, self._clock.now_s())
         self._routing.set_carbon_ratio(ratio, reading)
+
+    async def _read_tenant_rungs(self) -> None:
+        """Read the rungs of budgets. Trouble leaves the last ones in force, for as long as they hold."""
+        key = self._state.keys.tenant_rungs()
+        try:
+            told = await self._state.get(key, TenantRungs)
+            if told is None or told == self._rungs_read:
+                return
+            self._plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
+            self._plan_keys.verify_rungs(told)
+        except TrefoilError as error:
+            if not isinstance(error, StateUnavailable):
+                self._log_trouble_once(error)
+            return
+        self._rungs_read = told
+        self._local.budgets.set(told, self._sightings.look(key, told.observed_at_s))
 
     def _log_trouble_once(self, error: TrefoilError) -> None:
         """Once for each new trouble."""

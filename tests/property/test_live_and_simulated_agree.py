@@ -15,6 +15,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from controller.accounting.accountant import Accountant
+from controller.accounting.budgets import BudgetRungs
 from controller.accounting.core.receipts import Receipts
 from controller.explore.core.exploration_state import ExplorationTotals
 from controller.explore.core.ports import PlannerAnswer
@@ -107,7 +108,8 @@ class Twin:
         live, noted = planner_runner.live, self.control.of(ports)
         self.core = ControlCore(config, row, grace_s, live, seen, self.meter, self.rollouts, self, kept, noted)
         accountant = Accountant(config, self, self, seen, Receipts(seen.catalog), disk, metrics, self)
-        self.live = ControlLoop(self.core, ports, config, self, self, self, accountant, disk, signals, self)
+        rungs = BudgetRungs(keys, accountant, self, PlanKeys("default"), metrics, self)
+        self.live = ControlLoop(self.core, ports, config, self, self, self, accountant, rungs, disk, signals, self)
         self.run(self.core.enter_epoch(EPOCH))
 
     def run(self, what) -> None:

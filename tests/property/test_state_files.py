@@ -21,6 +21,7 @@ from carbon_feed.providers.polled import load_usage
 from carbon_feed.reading.leader_election import load_epoch
 from controller.loop.control_loop import load_saved_state
 from controller.observe.core.load_windows import LoadWindows
+from controller.role.by_command import KeptBudgets
 from controller.role.disk_store import LOST, DiskStore
 from controller.role.state_shapes import SHAPES
 from controller.settings import ControllerSettings
@@ -35,7 +36,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.common import Revision
 from trefoil.core.errors import InvalidInput, TrefoilError
-from trefoil.core.objective import Objective
+from trefoil.core.objective import Budget, Objective
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec, state_files
 from trefoil.runtime.proc import Identity
@@ -69,6 +70,8 @@ KEPT = {
         "spent_s": 1.5,
         "spent_j": 2.0,
     },
+    "tenant_budgets": KeptBudgets((Budget("acme", grams_per_day=500.0, number=2),), (("acme", ""), ("", "digits"))),
+    "spent": {"hours": {"2026111811": {"digits": {"acme": (3.5, 0.5)}}}},
     "planner_memory": {"planner": "clover", "memory": {"version": 1, "known": {}}},
 }
 SERIES = Series("GB", method=Method.AVERAGE, factors=Factors.LIFECYCLE)

@@ -71,6 +71,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "apply": ("operate.declared:apply", "Put objectives, watt cap and mode of a file in force, all or none."),
     "diff": ("operate.declared:diff", "Show what `apply` would change."),
     "export": ("operate.declared:export", "Write a file of what is in force, which `apply` and `diff` take."),
+    "budget": ("operate.budget:app", "Grams or joules that a tenant, a family or both may spend in a day."),
     "state": ("operate.status:state", "What the services tell each other through Redis."),
     "node": ("operate.node:app", "One node: its power agent, devices, clocks and joules."),
     "reproduce": ("reproduce:app", "Play a paper again in the simulator, at equal load."),

@@ -5,8 +5,9 @@ per request: divided by the requests answered. A sample without a method makes j
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from trefoil.core.carbon import CarbonReading, Series
 from trefoil.core.energy import EnergyMethod, EnergySample, HostedEnergy, SliceEnergy
@@ -15,6 +16,8 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.units import grams
 
 CONSERVATION_TOLERANCE = 1e-6
+NOBODY: Final = "(nobody asked)"
+"""Share of an hour in which no request came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +191,24 @@ def fold(samples: Sequence[EnergySample]) -> EnergySample:
 def per_request(total: float | None, answered: int) -> float | None:
     """Total per answered request; None when it was not measured or nothing was answered."""
     return None if total is None or answered == 0 else total / answered
+
+
+def named_sums(sums: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Sums of an hour whose names begin so, without that beginning."""
+    return {name.removeprefix(prefix): amount for name, amount in sums.items() if name.startswith(prefix)}
+
+
+def tenant_receipts(sums: Mapping[str, float]) -> dict[str, float]:
+    """Joules of receipts by tenant, of answers and of what was executed without one."""
+    found = named_sums(sums, "tenant_receipt_joules:")
+    for name, joules in named_sums(sums, "tenant_unanswered_joules:").items():
+        found[name] = found.get(name, 0.0) + joules
+    return found
+
+
+def tenant_shares(sums: Mapping[str, float]) -> dict[str, float]:
+    """Shares of a family's hour by tenant, by what receipts say, or by answers in an hour without receipts."""
+    receipts = tenant_receipts(sums)
+    weights = receipts if sum(receipts.values()) > 0 else named_sums(sums, "tenant_requests:")
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()} if total else {NOBODY: 1.0}

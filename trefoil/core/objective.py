@@ -161,6 +161,85 @@ class Objective:
         return TokenSlo(self.ttft_ms, self.ttft_quantile, self.tpot_ms, self.tpot_quantile)
 
 
+class BudgetRung(IntEnum):
+    """Rung of a tenant's budget; each includes those before it."""
+
+    WITHIN = 0
+    JOBS_WAIT = 1
+    LOWER_ACCURACY = 2
+    REFUSED = 3
+
+    @property
+    def text(self) -> str:
+        """Name as people read it."""
+        return self.name.lower().replace("_", " ")
+
+
+BudgetKey = tuple[str, str]
+"""Tenant and family of a budget; "": every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Budget of a tenant for a day; tenant or family "": of all together. A limit of 0: none.
+
+    `least_accuracy`: what the accuracy floors of its requests may fall to; 0: they stay. `time_zone`: IANA name of the
+    zone whose midnight begins a day; "": UTC.
+    """
+
+    tenant: str = ""
+    family: str = ""
+    grams_per_day: float = 0.0
+    joules_per_day: float = 0.0
+    least_accuracy: float = 0.0
+    time_zone: str = ""
+    number: int = 0
+
+    @property
+    def key(self) -> BudgetKey:
+        """Tenant and family."""
+        return self.tenant, self.family
+
+    @property
+    def limits(self) -> str:
+        """Limits in words."""
+        given = ((self.grams_per_day, "g"), (self.joules_per_day, "J"))
+        return " and ".join(f"{limit:.12g} {unit} a day" for limit, unit in given if limit)
+
+    @property
+    def text(self) -> str:
+        """Limits, and what else it says, in words."""
+        least = f", accuracy floors down to {self.least_accuracy:g}" if self.least_accuracy else ""
+        return f"{self.limits}{least}{f', days of {self.time_zone}' if self.time_zone not in ('', 'UTC') else ''}"
+
+
+def whose_budget(tenant: str, family: str) -> str:
+    """Tenant and family of a budget, in words."""
+    return f"{tenant or 'all tenants'}{family and f' on {family}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRung:
+    """Rung of one budget, as dispatchers obey it. `limits` in words; `free_at_s`: when its next day begins."""
+
+    tenant: str = ""
+    family: str = ""
+    rung: BudgetRung = BudgetRung.WITHIN
+    limits: str = ""
+    least_accuracy: float = 0.0
+    free_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRungs:
+    """Rungs of all budgets that are above WITHIN, as the controller publishes and signs them."""
+
+    rungs: tuple[TenantRung, ...] = ()
+    epoch: int = 0
+    observed_at_s: float = 0.0
+    signature: str = ""
+
+
 def objective_text(objective: Objective) -> str:
     """What an objective asks for, in one line: SLO, and what the accuracy floor binds: a mean, or every instant."""
     text = f"{objective.family}: p{100 * objective.slo_quantile:g} <= {objective.slo_ms:g} ms; "

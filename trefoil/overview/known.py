@@ -8,6 +8,7 @@ from trefoil.core.carbon import CarbonRatio, CarbonReading, current_ratio
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import DecisionRecord, Rollout, RolloutState
 from trefoil.core.units import DAY_S, HOUR_S
+from trefoil.overview.budgets import budget_rows
 from trefoil.overview.decisions import decision_rows
 from trefoil.overview.reads import ControllerReads
 from trefoil.overview.saving import saving_withheld
@@ -25,6 +26,7 @@ class ControllerAnswers:
     report: Any
     objectives: Sequence[Objective]
     max_watts: float
+    budgets: Any
     decisions: Sequence[DecisionRecord] | None
     now_s: float
     since_s: float | None
@@ -42,7 +44,8 @@ async def read_answers(
     report = await controller.report(now_s - DAY_S if since_s is None else since_s)
     wanted, max_watts = await controller.objectives()  # a plan that stayed still names those that it was made for
     newest = await controller.newest_decisions(decisions) if decisions else None
-    return ControllerAnswers(plan, served, fleet, report, wanted, max_watts, newest, now_s, since_s)
+    budgets = await controller.budgets()
+    return ControllerAnswers(plan, served, fleet, report, wanted, max_watts, budgets, newest, now_s, since_s)
 
 
 def overview_of(answers: ControllerAnswers) -> dict[str, Any]:
@@ -87,6 +90,7 @@ def overview_of(answers: ControllerAnswers) -> dict[str, Any]:
         "receipts": receipt_check(totals),
         "objectives": [codec.to_plain(objective) for objective in answers.objectives],
         "max_watts": answers.max_watts or None,
+        "budgets": budget_rows(answers.budgets.budgets),
         "served": {"window_s": served.window_s, "by_class": rows},
         "saving": {
             "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,

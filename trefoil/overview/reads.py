@@ -29,6 +29,10 @@ class ControllerReads(ABC):
         answer = await self.call("GetObjectives", controller_pb2.GetObjectivesRequest(family=family))
         return [codec.from_proto(each) for each in answer.objectives], answer.max_watts
 
+    async def budgets(self) -> Any:
+        """Budgets of tenants, each with what of it is spent (GetBudgetsResponse)."""
+        return await self.call("GetBudgets", controller_pb2.GetBudgetsRequest())
+
     async def fleet(self) -> Any:
         """Nodes as their agents publish them, carbon now, workers (GetFleetResponse)."""
         return await self.call("GetFleet", controller_pb2.GetFleetRequest())

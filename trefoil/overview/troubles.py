@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from trefoil.core.fleet import CATALOG, MISSING_MODEL, NodeStatus, failures
+from trefoil.core.objective import BudgetRung
+from trefoil.overview.budgets import budget_line
 from trefoil.runtime import codec
 
 TROUBLES: Final = (
@@ -37,6 +39,8 @@ def known_trouble_lines(found: Mapping[str, Any]) -> list[str]:
     lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
     lines += [f"controller: {line}" for line in found["files_set_aside"]]
     lines += [f"not believed, {line}" for line in found["set_aside"]]
+    refused = (row for row in found["budgets"] if row["rung"] == BudgetRung.REFUSED.text)
+    lines += [f"requests are refused: {budget_line(row)}" for row in refused]
     lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
     if found["disk_trouble"]:
         lines.append(f"nothing new is decided: {found['disk_trouble']}")

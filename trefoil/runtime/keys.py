@@ -64,6 +64,10 @@ class Keys:
         """Prefix of all objectives."""
         return f"{self.prefix}objective:"
 
+    def tenant_rungs(self) -> str:
+        """Key of the rungs of tenants' budgets."""
+        return f"{self.prefix}tenant_rungs"
+
     def plan(self) -> str:
         """Key of the plan."""
         return f"{self.prefix}plan"

@@ -303,6 +303,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         DISPATCHER,
     ),
     Metric(
+        "trefoil_budget_refusals_total",
+        "counter",
+        "Requests refused because a budget is spent, by the tenant and family that asked.",
+        ("tenant", "family"),
+        DISPATCHER,
+    ),
+    Metric(
         "trefoil_jobs",
         "gauge",
         "Jobs of the folder that the worker owns: running, waiting for a reason, or ended and kept.",
@@ -424,6 +431,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         "What the receipts say of requests that were executed without an answer, in the sum of all receipts too.",
         ("family",),
+        CONTROLLER,
+    ),
+    Metric(
+        "trefoil_budget_rung",
+        "gauge",
+        "Rung of a budget: 0 within, 1 jobs wait, 2 lower accuracy, 3 refused. Empty tenant or family: all.",
+        ("tenant", "family"),
+        CONTROLLER,
+    ),
+    Metric(
+        "trefoil_budget_used_ratio",
+        "gauge",
+        "Part of a budget that is spent since its day began; of several limits the largest.",
+        ("tenant", "family"),
         CONTROLLER,
     ),
     Metric(

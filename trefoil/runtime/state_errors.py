@@ -183,6 +183,7 @@ _OBJECTIONS: Final[Mapping[type, Callable[[Keys, str, Any], str]]] = {
     plan.Plan: lambda _keys, _key, found: _revision(found.revision),
     plan.NodePlan: lambda keys, key, found: _is_at(keys.plan_node(found.node))(key) or _revision(found.revision),
     objective.Objective: lambda keys, key, found: _is_at(keys.objective(found.family))(key) or numbers_fault(found),
+    objective.TenantRungs: lambda _keys, _key, found: numbers_fault(found),
     demand.TableAck: lambda keys, key, found: _is_at(keys.ack(found.dispatcher, found.worker))(key),
     demand.LoadWindow: _window,
     demand.LoadForecast: lambda keys, key, found: _is_at(keys.forecast_load(found.family))(key) or numbers_fault(found),

@@ -4,7 +4,7 @@ Each command is saved before it is in force: what cannot be kept is refused, and
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from controller.loop.core.loans import Loan, refuse_loan
 from controller.observe.core.plannable import check_obeyed
 from controller.observe.core.triggers import OPERATOR, Trigger, plan_basis
 from controller.planners.fleet_power import check_power
-from controller.role.by_command import BY_COMMAND, FLEET, NO_RESET, ByCommand
+from controller.role.by_command import BY_COMMAND, FLEET, NO_RESET, TENANT_BUDGETS, ByCommand, KeptBudgets
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.objective import ActMode, Objective
@@ -180,6 +180,17 @@ class ControlCore(DecidingCore):
             self.stopped = {name: one for name, one in known.items() if name in stopped}
             self.objectives = {name: one for name, one in known.items() if name not in stopped}
         return replace(self.view(), trigger="objective")
+
+    def change_budgets(self, change: Callable[[KeptBudgets], KeptBudgets]) -> None:
+        """Change tenants' budgets, which no plan depends on.
+
+        Raises:
+            errors.DiskUnavailable: nothing has changed. And what `change` raises.
+        """
+        kept = change(self.budgets)
+        if kept != self.budgets:
+            self.ports.save({TENANT_BUDGETS: kept})
+            self.budgets = kept
 
     def kept_objectives(self) -> dict[str, Any]:
         """What is kept of the objectives in force, by the names of the files."""

@@ -92,7 +92,7 @@ class DecidingCore:
         self._meter, self._rollouts = meter, rollouts
         self.objectives = saved.objectives
         self.max_watts = saved.max_watts  # of the fleet's planned power; 0 = no cap
-        self.by_command, self.stopped = saved.by_command, saved.stopped
+        self.by_command, self.stopped, self.budgets = saved.by_command, saved.stopped, saved.budgets
         # A candidate that was being measured when the controller ended makes way for the plan before it.
         self.plans = [p for p in saved.plans if not p.exploration] or list(saved.plans)
         self.control = saved.control

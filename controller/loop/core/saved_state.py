@@ -5,16 +5,19 @@ A command wins over the settings until it is reset. What no command has changed 
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final
 
+from controller.accounting.core.budgets import accept_budget
 from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.decision import ControlState
 from controller.loop.core.objectives import with_defaults
-from controller.role.by_command import NO_RESET, ByCommand
+from controller.role.by_command import NO_BUDGETS, NO_RESET, ByCommand, KeptBudgets
 from controller.settings import ControllerSettings
-from trefoil.core.objective import SETTING_NAMES, Objective
+from trefoil.core.catalog import Catalog
+from trefoil.core.errors import InvalidInput, SettingError
+from trefoil.core.objective import SETTING_NAMES, Budget, Objective, whose_budget
 from trefoil.core.plan import Plan
 
 NOT_COMPARED: Final = ("family", "number", "params")
@@ -35,6 +38,7 @@ class SavedState:
     max_watts: float = 0.0
     by_command: ByCommand = NO_RESET
     stopped: dict[str, Objective] = field(default_factory=dict)
+    budgets: KeptBudgets = NO_BUDGETS
 
 
 def by_command_of_old(
@@ -81,6 +85,37 @@ def differences(now: Mapping[str, Objective], wanted: Mapping[str, Objective]) -
         for key in {**values, **others}
     ]
     return [(name, value, other) for name, value, other in pairs if value != other]
+
+
+def settled_budgets(settings: ControllerSettings, kept: KeptBudgets, catalog: Catalog) -> KeptBudgets:
+    """Budgets of the settings, with the next number where they have changed, and what commands have changed.
+
+    Raises:
+        SettingError: a budget of the settings cannot be.
+    """
+    marks, stored = () if settings.declared else kept.by_command, kept.by_key
+    found = {key: one for key, one in stored.items() if key in marks}
+    for position, wanted in enumerate(one.stated() for one in settings.budgets):
+        try:
+            accepted = accept_budget(wanted, found, catalog)
+        except InvalidInput as error:
+            raise SettingError(str(error), field=f"budgets[{position}]") from error
+        if wanted.key not in marks:
+            before = stored.get(wanted.key, Budget())
+            same = replace(accepted, number=before.number) == before
+            found[wanted.key] = before if same else replace(accepted, number=before.number + 1)
+    return KeptBudgets(tuple(found[key] for key in sorted(found)), marks)
+
+
+def budget_overrides(settings: ControllerSettings, kept: KeptBudgets) -> list[str]:
+    """Budgets that commands have changed, a line for each with both values."""
+    said = {one.stated().key: one.stated().text for one in settings.budgets}
+    pairs = [(key, one.text if (one := kept.by_key.get(key)) else NONE, said.get(key, NONE)) for key in kept.by_command]
+    return [
+        f"budget of {whose_budget(*key)} = {now} by command, {then} in the settings"
+        for key, now, then in pairs
+        if now != then
+    ]
 
 
 def start_command(family: str) -> str:

@@ -206,11 +206,14 @@ def error_body(text: str) -> bytes:
 
 
 def refusal(refused: StatusError) -> HttpReply:
-    """A status as HTTP has it. Access control's time to wait becomes Retry-After, in whole seconds, rounded up."""
+    """A status as HTTP has it. The time to wait of a limit or a budget becomes Retry-After, in whole seconds, rounded
+    up."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     for name, value in refused.trailers or ():
         if name == "grpc-retry-pushback-ms":
             headers += ((b"retry-after", str(-(-int(value) // 1000)).encode()),)
+        elif name == "retry-after":
+            headers += ((b"retry-after", str(value).encode()),)
     if refused.code is grpc.StatusCode.UNAUTHENTICATED:
         headers += ((b"www-authenticate", b"Bearer"),)
     return HttpReply(STATUS.get(refused.code, 400), error_body(refused.details), headers)

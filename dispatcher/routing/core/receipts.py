@@ -25,6 +25,7 @@ SLICE: Final = "trefoil_slice"
 TOKENS: Final = "trefoil_tokens_out"
 TOKENS_IN: Final = "trefoil_tokens_in"
 TTFT, TPOT = "trefoil_ttft_ms", "trefoil_tpot_ms"
+BUDGET_RUNG: Final = "trefoil_budget_rung"
 BASIS: Final = "trefoil_receipt_basis"
 METHOD: Final = "trefoil_receipt_method"
 WRITTEN_MAX: Final = 4096  # receipts whose bytes are remembered

@@ -203,6 +203,58 @@ class ApplyResponse(_message.Message):
     held: str
     def __init__(self, changes: _Optional[_Iterable[_Union[FieldChange, _Mapping]]] = ..., degraded: _Optional[str] = ..., held: _Optional[str] = ...) -> None: ...
 
+class SetBudgetRequest(_message.Message):
+    __slots__ = ("budget", "expected_number", "reset")
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    budget: _plan_pb2.Budget
+    expected_number: int
+    reset: bool
+    def __init__(self, budget: _Optional[_Union[_plan_pb2.Budget, _Mapping]] = ..., expected_number: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
+
+class SetBudgetResponse(_message.Message):
+    __slots__ = ("use",)
+    USE_FIELD_NUMBER: _ClassVar[int]
+    use: BudgetUse
+    def __init__(self, use: _Optional[_Union[BudgetUse, _Mapping]] = ...) -> None: ...
+
+class ClearBudgetRequest(_message.Message):
+    __slots__ = ("tenant", "family")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    family: str
+    def __init__(self, tenant: _Optional[str] = ..., family: _Optional[str] = ...) -> None: ...
+
+class ClearBudgetResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetBudgetsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BudgetUse(_message.Message):
+    __slots__ = ("budget", "grams", "joules", "rung", "free_at")
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_FIELD_NUMBER: _ClassVar[int]
+    JOULES_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    FREE_AT_FIELD_NUMBER: _ClassVar[int]
+    budget: _plan_pb2.Budget
+    grams: float
+    joules: float
+    rung: _plan_pb2.BudgetRung
+    free_at: _timestamp_pb2.Timestamp
+    def __init__(self, budget: _Optional[_Union[_plan_pb2.Budget, _Mapping]] = ..., grams: _Optional[float] = ..., joules: _Optional[float] = ..., rung: _Optional[_Union[_plan_pb2.BudgetRung, str]] = ..., free_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetBudgetsResponse(_message.Message):
+    __slots__ = ("budgets",)
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    budgets: _containers.RepeatedCompositeFieldContainer[BudgetUse]
+    def __init__(self, budgets: _Optional[_Iterable[_Union[BudgetUse, _Mapping]]] = ...) -> None: ...
+
 class GetObjectivesRequest(_message.Message):
     __slots__ = ("family",)
     FAMILY_FIELD_NUMBER: _ClassVar[int]

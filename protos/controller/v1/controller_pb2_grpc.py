@@ -59,6 +59,21 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesResponse.FromString,
                 _registered_method=True)
+        self.SetBudget = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/SetBudget',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetBudgetRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetBudgetResponse.FromString,
+                _registered_method=True)
+        self.ClearBudget = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/ClearBudget',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ClearBudgetRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ClearBudgetResponse.FromString,
+                _registered_method=True)
+        self.GetBudgets = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/GetBudgets',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetBudgetsRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetBudgetsResponse.FromString,
+                _registered_method=True)
         self.LoadFamily = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/LoadFamily',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyRequest.SerializeToString,
@@ -184,6 +199,27 @@ class ControllerServicer:
 
     def GetObjectives(self, request, context):
         """Objectives, and the watt cap, each with its number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetBudget(self, request, context):
+        """Replaces the budget of a tenant, a family or both: grams or joules a day.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearBudget(self, request, context):
+        """Takes a budget away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBudgets(self, request, context):
+        """Budgets, each with what of it is spent today, and its rung.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -343,6 +379,21 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.GetObjectives,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesResponse.SerializeToString,
+            ),
+            'SetBudget': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBudget,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetBudgetRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetBudgetResponse.SerializeToString,
+            ),
+            'ClearBudget': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearBudget,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ClearBudgetRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ClearBudgetResponse.SerializeToString,
+            ),
+            'GetBudgets': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBudgets,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetBudgetsRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetBudgetsResponse.SerializeToString,
             ),
             'LoadFamily': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadFamily,
@@ -570,6 +621,87 @@ class Controller:
             '/trefoil.controller.v1.Controller/GetObjectives',
             protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBudget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/SetBudget',
+            protos_dot_controller_dot_v1_dot_controller__pb2.SetBudgetRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.SetBudgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearBudget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/ClearBudget',
+            protos_dot_controller_dot_v1_dot_controller__pb2.ClearBudgetRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.ClearBudgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBudgets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/GetBudgets',
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetBudgetsRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetBudgetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

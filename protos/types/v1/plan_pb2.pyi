@@ -26,6 +26,13 @@ class ActMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACT_MODE_ADVISE: _ClassVar[ActMode]
     ACT_MODE_ACT: _ClassVar[ActMode]
 
+class BudgetRung(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BUDGET_RUNG_WITHIN: _ClassVar[BudgetRung]
+    BUDGET_RUNG_JOBS_WAIT: _ClassVar[BudgetRung]
+    BUDGET_RUNG_LOWER_ACCURACY: _ClassVar[BudgetRung]
+    BUDGET_RUNG_REFUSED: _ClassVar[BudgetRung]
+
 class RolloutState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLLOUT_STATE_UNSPECIFIED: _ClassVar[RolloutState]
@@ -45,6 +52,10 @@ ACT_MODE_UNSPECIFIED: ActMode
 ACT_MODE_OBSERVE: ActMode
 ACT_MODE_ADVISE: ActMode
 ACT_MODE_ACT: ActMode
+BUDGET_RUNG_WITHIN: BudgetRung
+BUDGET_RUNG_JOBS_WAIT: BudgetRung
+BUDGET_RUNG_LOWER_ACCURACY: BudgetRung
+BUDGET_RUNG_REFUSED: BudgetRung
 ROLLOUT_STATE_UNSPECIFIED: RolloutState
 ROLLOUT_STATE_APPLYING: RolloutState
 ROLLOUT_STATE_WAITING_READY: RolloutState
@@ -117,6 +128,52 @@ class TokenSlo(_message.Message):
     tpot_ms: float
     tpot_quantile: float
     def __init__(self, ttft_ms: _Optional[float] = ..., ttft_quantile: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., tpot_quantile: _Optional[float] = ...) -> None: ...
+
+class Budget(_message.Message):
+    __slots__ = ("tenant", "family", "grams_per_day", "joules_per_day", "least_accuracy", "time_zone", "number")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    JOULES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    LEAST_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    TIME_ZONE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    family: str
+    grams_per_day: float
+    joules_per_day: float
+    least_accuracy: float
+    time_zone: str
+    number: int
+    def __init__(self, tenant: _Optional[str] = ..., family: _Optional[str] = ..., grams_per_day: _Optional[float] = ..., joules_per_day: _Optional[float] = ..., least_accuracy: _Optional[float] = ..., time_zone: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class TenantRung(_message.Message):
+    __slots__ = ("tenant", "family", "rung", "limits", "least_accuracy", "free_at")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    FREE_AT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    family: str
+    rung: BudgetRung
+    limits: str
+    least_accuracy: float
+    free_at: _timestamp_pb2.Timestamp
+    def __init__(self, tenant: _Optional[str] = ..., family: _Optional[str] = ..., rung: _Optional[_Union[BudgetRung, str]] = ..., limits: _Optional[str] = ..., least_accuracy: _Optional[float] = ..., free_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class TenantRungs(_message.Message):
+    __slots__ = ("rungs", "epoch", "observed_at", "signature")
+    RUNGS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_AT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    rungs: _containers.RepeatedCompositeFieldContainer[TenantRung]
+    epoch: int
+    observed_at: _timestamp_pb2.Timestamp
+    signature: str
+    def __init__(self, rungs: _Optional[_Iterable[_Union[TenantRung, _Mapping]]] = ..., epoch: _Optional[int] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class PlannedSlice(_message.Message):
     __slots__ = ("key", "hosted", "credits")

@@ -80,6 +80,18 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "-f {tmp}/mode.toml",
         "-f {tmp}/cap.toml --prune",  # it names no family
     ),
+    "budget set": (
+        "--grams-per-day 500",
+        "--tenant acme",
+        "--tenant acme --grams-per-day 0",
+        "--tenant acme --grams-per-day 1e300",
+        "--tenant acme --grams-per-day 500 --least-accuracy 95",
+        "--tenant acme --grams-per-day 500 --time-zone Mars/Olympus",
+        "--tenant a/b --grams-per-day 500",
+        "--family ghost --grams-per-day 500",
+        "--tenant acme --reset",  # the settings have none of it
+    ),
+    "budget clear": ("--tenant acme",),
     "objective fleet": ("--max-watts 0", "--max-watts many", "--max-watts 900 --reset"),
     "node drain": ("node0/gpu9 --why test", "node9/gpu0", "node0/gpu9 --release", "--ca {tmp}/nowhere.pem"),
     "node clocks": (
@@ -123,6 +135,7 @@ WITHOUT_SYSTEM = ("demo", "family import", "family assume")  # they take no --st
 READING = {
     *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),
     *("diff", "export"),
+    *("budget list", "budget show"),
     *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
     *("forecast train", "forecast backtest", "lengths train"),

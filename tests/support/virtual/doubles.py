@@ -18,7 +18,9 @@ from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock
 
 RPC_S = 0.01
-CONTROLLER_HOLDS = ("objectives", "by_command", "plans", "published", "commanded")  # dataclasses, which do not change
+CONTROLLER_HOLDS = (  # dataclasses, which do not change
+    "objectives", "by_command", "tenant_budgets", "plans", "published", "commanded",
+)  # fmt: skip
 
 
 class Files(dict[str, Any]):

@@ -31,7 +31,7 @@ from trefoil.core.fleet import (
     SliceState,
     SliceStatus,
 )
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode
+from trefoil.core.objective import ActMode, Budget, Objective, ObjectiveMode
 from trefoil.core.plan import (
     DecisionRecord,
     NodePlan,
@@ -63,7 +63,7 @@ COMMANDS = [
     ["family", "profile"], ["family", "sensitivity"], ["family", "generate"],
     ["objective", "fleet"], ["apply"], ["diff"], ["export"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
-    ["lengths", "train"],
+    ["lengths", "train"], ["budget", "set"], ["budget", "clear"], ["budget", "list"], ["budget", "show"],
     ["jobs", "submit"], ["jobs", "list"], ["jobs", "show"], ["jobs", "watch"], ["jobs", "cancel"], ["jobs", "results"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
@@ -93,6 +93,13 @@ OBJECTIVE = Objective(
     number=4,
     window_s=86_400.0,
 )
+BUDGETS = [
+    controller_pb2.BudgetUse(
+        budget=codec.to_proto(Budget("acme", grams_per_day=500.0, least_accuracy=0.9, number=2)), grams=505.0,
+        joules=3.6e6, rung=3, free_at={"seconds": 1_750_032_000},
+    ),
+    controller_pb2.BudgetUse(budget=codec.to_proto(Budget("", "digits", joules_per_day=2e6, number=1))),
+]  # fmt: skip
 NODE = NodeStatus(
     node="node0",
     simulated=True,
@@ -194,6 +201,14 @@ class Running:
                 return controller_pb2.SetObjectivesResponse(
                     objectives=objectives, max_watts=request.max_watts, degraded="watt_cap: too few watts"
                 )
+            case "GetBudgets":
+                return controller_pb2.GetBudgetsResponse(budgets=BUDGETS)
+            case "SetBudget" if request.reset:
+                return controller_pb2.SetBudgetResponse()
+            case "SetBudget":
+                return controller_pb2.SetBudgetResponse(use={"budget": request.budget, "grams": 0, "joules": 0})
+            case "ClearBudget":
+                return controller_pb2.ClearBudgetResponse()
             case "LoadFamily":
                 found = controller_pb2.AllocatedDevice(device=request.device, sharing_factor=2)
                 return controller_pb2.LoadFamilyResponse(devices=[found])
@@ -649,6 +664,42 @@ def test_a_malformed_plan_file_is_refused(tmp_path: Path, running: Running, text
     assert result.exit_code == 2
     assert said in result.stderr
     assert running.asked == []
+
+
+def test_budgets_are_set_and_shown_with_what_is_spent(tmp_path: Path, running: Running) -> None:
+    found = document(tmp_path, "budget", "set", "--tenant", "acme", "--grams-per-day", "500")["budget"]
+    assert codec.from_proto(running.asked[-1][1].budget) == Budget("acme", grams_per_day=500.0, time_zone="UTC")
+    assert (found["tenant"], found["used"], found["rung"]) == ("acme", 0.0, "within")
+    assert "check the names" in run(tmp_path, "budget", "set", "--tenant", "acme", "--grams-per-day", "5").stdout
+    assert "as in the settings" in run(tmp_path, "budget", "set", "--tenant", "acme", "--reset").stdout
+    rows = document(tmp_path, "budget", "list")["budgets"]
+    assert [(row["tenant"], row["family"], row["used"]) for row in rows] == [("acme", "", 1.01), ("", "digits", None)]
+    text = run(tmp_path, "budget", "list").stdout
+    assert [word for word in ("505 of 500", "refused", "not metered") if word not in text] == []
+    assert document(tmp_path, "budget", "show", "--family", "digits")["budgets"] == rows[1:]
+    assert document(tmp_path, "budget", "clear", "--tenant", "acme") == {"cleared": {"tenant": "acme", "family": ""}}
+    said = run(tmp_path, "status").stdout
+    assert "requests are refused: budget of acme, 500 g a day: 101% spent, refused" in said
+    assert "budget of all tenants on digits, 2000000 J a day: nothing was metered, within" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (("set", "--tenant", "acme", "--grams-per-day", "0"), "--grams-per-day = 0.0: must be above 0"),
+        (("set", "--tenant", "acme", "--grams-per-day", "-5"), "--grams-per-day = -5.0: must be above 0"),
+        (("set", "--tenant", "acme", "--joules-per-day", "nan"), "--joules-per-day = nan: must be above 0"),
+        (("set", "--tenant", "acme", "--grams-per-day", "5", "--reset"), "--reset: goes back to the settings"),
+        (("show", "--tenant", "acne"), "did you mean acme?"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused_before_it_is_sent(
+    tmp_path: Path, running: Running, given: tuple[str, ...], named: str
+) -> None:
+    result = run(tmp_path, "budget", *given)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert [method for method, _ in running.asked if method == "SetBudget"] == []
 
 
 def test_objective_set_changes_only_what_is_given(tmp_path: Path, running: Running) -> None:

@@ -27,7 +27,7 @@ from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.errors import SettingError, StateUnavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode
+from trefoil.core.objective import ActMode, Budget, Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState
 from trefoil.overview.known import overview_of, read_answers
 from trefoil.runtime import codec
@@ -53,7 +53,7 @@ class Controller:
         self.error: Exception | None = None
         self.node, self.cluster, self.why = NODE, "demo", "carbon rose by 30 %; exact: so and so"
         self.intensity_g_per_kwh = 249.0
-        self.hour = HOUR
+        self.hour, self.budget_spent = HOUR, False
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         self.asked += 1
@@ -80,6 +80,10 @@ class Controller:
     async def GetObjectives(self, request: Any, context: Any) -> Any:
         wanted = Objective("digits", ObjectiveMode.INSTANT, slo_ms=75, slo_quantile=0.95, min_accuracy=0.97)
         return pb.GetObjectivesResponse(objectives=[codec.to_proto(wanted)])
+
+    async def GetBudgets(self, request: Any, context: Any) -> Any:
+        spent = pb.BudgetUse(budget=codec.to_proto(Budget("acme", grams_per_day=5.0)), grams=6.0, joules=9.0, rung=3)
+        return pb.GetBudgetsResponse(budgets=[spent] if self.budget_spent else [])
 
     async def GetReport(self, request: Any, context: Any) -> Any:
         return pb.GetReportResponse(hours=[pb.FamilyHour(family="digits", sums=self.hour)])
@@ -182,6 +186,14 @@ async def test_boxes_are_as_wide_as_slices_and_a_sleeping_gpu_says_so() -> None:
     assert (first["asleep"], second["asleep"], second["slices"]) == (False, True, [])
     assert shown["simulated"]
     assert shown["families"][0]["late"]
+
+
+async def test_a_budget_that_is_spent_is_a_trouble() -> None:
+    controller = Controller()
+    assert picture(await overview(controller), 0.0)["troubles"] == []
+    controller.budget_spent = True
+    line = "requests are refused: budget of acme, 5 g a day: 120% spent, refused"
+    assert picture(await overview(controller), 0.0)["troubles"] == [line]
 
 
 async def test_a_large_fleet_is_cut() -> None:

@@ -31,11 +31,14 @@ HOUR = "2026111811"
 
 
 class World:
-    """A controller's accounting on a store in memory, one second at a time."""
+    """A controller's accounting on a store in memory, one second at a time. `before`: whose clock and store it has."""
 
-    def __init__(self, folder: Path, catalog: Catalog = CATALOG, now_s: float = NOW_S) -> None:
-        self.clock = ManualClock(now_s)
-        self.state = state_on(Server(self.clock), "default", self.clock)
+    def __init__(
+        self, folder: Path, catalog: Catalog = CATALOG, now_s: float = NOW_S, before: "World | None" = None
+    ) -> None:
+        self.clock = ManualClock(now_s) if before is None else before.clock
+        self.server = Server(self.clock) if before is None else before.server
+        self.state = state_on(self.server, "default", self.clock)
         self.settings = settings = ControllerSettings()
         receipts, predictor = Receipts(catalog), LastMax()
         now_s = self.clock.now_s()

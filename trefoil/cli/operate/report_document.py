@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from trefoil.core.accounting import named_sums, tenant_receipts, tenant_shares
+
 Sums = Mapping[str, float]
 KWH_J: Final = 3.6e6
 QUALITIES: Final = ("measured", "attributed", "estimated")
-IDLE, UNSPLIT, NO_TENANT, NOBODY = "(nothing computed)", "(not split)", "(no tenant)", "(nobody asked)"
+IDLE, UNSPLIT, NO_TENANT = "(nothing computed)", "(not split)", "(no tenant)"
 ROUNDING: Final = 1e-9  # of a whole, by which the sum of its parts may differ
 
 Part = dict[str, Any]
@@ -113,18 +115,10 @@ def _costs(sums: Sums) -> Part:
 
 def _unanswered_j(sums: Sums) -> float | None:
     """Joules of what was executed without an answer: its part of the receipts, of the joules; idle power included."""
-    joules, receipts = sums.get("joules"), sum(_receipts(sums).values())
+    joules, receipts = sums.get("joules"), sum(tenant_receipts(sums).values())
     if joules is None or not receipts:
         return 0.0 if joules is not None and not sums.get("unanswered") else None
     return joules * sums.get("unanswered_joules", 0.0) / receipts
-
-
-def _receipts(sums: Sums) -> dict[str, float]:
-    """Joules by tenant, of answers and of what was executed without one."""
-    found = _named(sums, "tenant_receipt_joules:")
-    for name, joules in _named(sums, "tenant_unanswered_joules:").items():
-        found[name] = found.get(name, 0.0) + joules
-    return found
 
 
 def _per_token(sums: Sums) -> Part:
@@ -163,18 +157,16 @@ def _variants(family: str, sums: Sums) -> list[Part]:
 def _tenants(family: str, hours: Sequence[Sums]) -> list[Part]:
     found: dict[str, list[float]] = {}
     for sums in hours:
-        requests, receipts = _named(sums, "tenant_requests:"), _receipts(sums)
-        unanswered, lost = _named(sums, "tenant_unanswered:"), _named(sums, "tenant_unanswered_joules:")
-        weights = receipts if sum(receipts.values()) > 0 else requests
-        total = sum(weights.values())
-        shares = {name: weight / total for name, weight in weights.items()} if total else {NOBODY: 1.0}
+        requests, shares = named_sums(sums, "tenant_requests:"), tenant_shares(sums)
+        unanswered, lost = named_sums(sums, "tenant_unanswered:"), named_sums(sums, "tenant_unanswered_joules:")
+        receipts_j = sum(tenant_receipts(sums).values())
         for name in {*requests, *shares, *unanswered}:
             part = found.setdefault(name or NO_TENANT, [0.0] * 5)
             part[0] += requests.get(name, 0.0)
             part[1] += sums.get("joules", 0.0) * shares.get(name, 0.0)
             part[2] += sums.get("grams", 0.0) * shares.get(name, 0.0)
             part[3] += unanswered.get(name, 0.0)
-            part[4] += sums.get("joules", 0.0) * (lost.get(name, 0.0) / total if weights is receipts else 0.0)
+            part[4] += sums.get("joules", 0.0) * (lost.get(name, 0.0) / receipts_j if receipts_j > 0 else 0.0)
     whole = _added(hours)
     metered = "joules" in whole
     parts = [
@@ -183,10 +175,6 @@ def _tenants(family: str, hours: Sequence[Sums]) -> list[Part]:
         for name, (requests, joules, co2, unanswered, lost_j) in sorted(found.items())
     ]
     return [{"family": family, "tenant": one.pop("name")} | one for one in _with_rest(family, parts, whole)]
-
-
-def _named(sums: Sums, prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): amount for name, amount in sums.items() if name.startswith(prefix)}
 
 
 def _part(family: str, name: str, requests: float, joules: float | None, co2: float | None) -> Part:
@@ -208,7 +196,7 @@ def _quality(sums: Sums) -> dict[str, Any]:
     joules, co2 = sums.get("joules", 0.0), sums.get("grams", 0.0)
 
     def shares(prefix: str, whole: float) -> dict[str, float]:
-        return {name: amount / whole for name, amount in sorted(_named(sums, prefix).items())} if whole else {}
+        return {name: amount / whole for name, amount in sorted(named_sums(sums, prefix).items())} if whole else {}
 
     age_j_s = sums.get("carbon_age_joule_s")
     return {

@@ -39,8 +39,9 @@ from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.jobs.planned import OpenJobs, PlannedJobs
-from trefoil.core.objective import ActMode, Objective, objective_text
+from trefoil.core.objective import ActMode, Objective, TenantRungs, objective_text
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
+from trefoil.overview.budgets import budget_line
 from trefoil.overview.troubles import nodes_of
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
@@ -62,6 +63,7 @@ VALUES: Final[Mapping[str, type]] = {
     "plan:node:": NodePlan,
     "plan": Plan,
     "rollout": Rollout,
+    "tenant_rungs": TenantRungs,
     "node:": NodeStatus,
     "ack:": TableAck,
     "forecast:load:": LoadForecast,
@@ -110,6 +112,7 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
         out.print(tokens)
     wanted = [objective_text(codec.from_plain(Objective, one)) for one in found["objectives"]]
     wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
+    wanted += [budget_line(row) for row in found["budgets"]]
     for line in [*wanted, *found["overrides"], *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]:
         out.print(line, markup=False)
 

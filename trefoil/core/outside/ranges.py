@@ -42,6 +42,8 @@ BY_NAME: Final[Mapping[str, Range]] = {
     "window_s": Range(0.01, YEAR_S, "a window of a year is the longest that any budget is for"),
     "pue": Range(1.0, 10.0, "a site draws at least what its devices do; above 3 none is known"),
     "max_watts": Range(1.0, 1e9, "a watt is less than any device sleeps with, a gigawatt a power station"),
+    "grams_per_day": Range(1e-6, 1e12, "a million tonnes are more than all data centres emit in a day"),
+    "joules_per_day": Range(1e-3, 1e18, "all data centres draw less than 1e16 joules in a day"),
     "replicas_min": Range(1, 10_000, "slices of the largest fleet that one plan has"),
     "spread_min": Range(1, 10_000, "devices of the largest fleet that one plan has"),
     "message_bytes_max": Range(1, 2**31 - 1, "a protobuf message is shorter than 2 GiB"),

@@ -1,9 +1,9 @@
 """Signatures of what stands in Redis and is obeyed: plans, node plans, and the files that a controller leaves the next.
 
 HMAC-SHA256 under keys that stand in files, and not in Redis. The plan key, of controllers and agents, signs node plans
-and files. The routes key is derived from it and signs plans: dispatchers hold the routes key alone, from which nobody
-gets the plan key, so that a dispatcher cannot sign what an agent or a controller obeys. A signature covers cluster,
-kind, name, revision and all that is said.
+and files. The routes key is derived from it and signs plans and rungs of budgets: dispatchers hold the routes key
+alone, from which nobody gets the plan key, so that a dispatcher cannot sign what an agent or a controller obeys. A
+signature covers cluster, kind, name, revision and all that is said.
 
 `python -m trefoil.runtime.security.plan_keys PLAN-KEY-FILE` prints the file of routes keys.
 """
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from trefoil.core.common import KeptFile
 from trefoil.core.errors import PlanError, SettingError
+from trefoil.core.objective import TenantRungs
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.config import read_secret_lines
@@ -82,6 +83,16 @@ class PlanKeys:
         _verify(self._routes_keys, self._routes_text(bare), plan.signature, named)
         return bare
 
+    def sign_rungs(self, told: TenantRungs) -> TenantRungs:
+        """Sign rungs of budgets with the first routes key; without keys they are returned unchanged."""
+        return replace(told, signature=_signature(self._routes_keys, self._rungs_text(told)))
+
+    def verify_rungs(self, told: TenantRungs) -> None:
+        """Verify the signature of rungs, where there are keys. Raises as `verify`."""
+        mend = "the last rungs hold for a minute, then every tenant is served"
+        named = ("tenant_rungs in Redis", str(told.epoch), mend)
+        _verify(self._routes_keys, self._rungs_text(told), told.signature, named)
+
     def sign(self, plan: NodePlan) -> NodePlan:
         """Sign a plan with the first key; without keys it stays as it is."""
         return replace(plan, signature=_signature(self._keys, self._plan_text(plan)))
@@ -119,6 +130,9 @@ class PlanKeys:
 
     def _file_text(self, file: KeptFile) -> str:
         return f"trefoil kept file\n{self._cluster}\n{codec.to_json(replace(file, signature=''))}"
+
+    def _rungs_text(self, told: TenantRungs) -> str:
+        return f"trefoil tenant rungs\n{self._cluster}\n{codec.encode(replace(told, signature='')).hex()}"
 
     def _routes_text(self, plan: Plan) -> str:
         """Of the message, not of JSON: half the time for 7,000 slices, and times as Redis holds them."""
