@@ -12,6 +12,7 @@ from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading
 from trefoil.core.demand import TableAck
 from trefoil.core.fleet import NodeStatus
+from trefoil.core.jobs.planned import PlannedJobs
 from trefoil.core.plan import DecisionRecord
 from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec
@@ -41,6 +42,7 @@ class StoredReads:
             await self._state.get(keys.carbon_forecast(reading.series), CarbonForecast) for reading in readings.values()
         ]
         acks = await self._state.scan(keys.ack_prefix(), TableAck)
+        jobs = await self._state.get(keys.jobs_plan(), PlannedJobs)
         return pb.GetFleetResponse(
             cluster=self._settings.cluster,
             nodes=[codec.to_proto(nodes[key]) for key in sorted(nodes)],
@@ -54,6 +56,7 @@ class StoredReads:
                 for _, ack in sorted(acks.items())
                 if ack.refused
             ],
+            jobs=codec.to_proto(jobs) if jobs is not None else None,
         )
 
     async def decisions(self, since_s: float, newest: int) -> Any:

@@ -77,6 +77,7 @@ def overview_of(answers: ControllerAnswers) -> dict[str, Any]:
             for one in readings
         ],
         "carbon_forecast": [_plain(forecast) for forecast in fleet.carbon_forecasts],
+        "jobs": _plain(fleet.jobs) if fleet.HasField("jobs") else None,
         "carbon_refused": answer.carbon_refused,
         "disk_trouble": answer.disk_trouble,
         "models_refused": list(answer.models_refused),

@@ -4,6 +4,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from protos.types.v1 import carbon_pb2 as _carbon_pb2
 from protos.types.v1 import common_pb2 as _common_pb2
 from protos.types.v1 import fleet_pb2 as _fleet_pb2
+from protos.types.v1 import jobs_pb2 as _jobs_pb2
 from protos.types.v1 import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -540,7 +541,7 @@ class GetFleetRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetFleetResponse(_message.Message):
-    __slots__ = ("cluster", "nodes", "stale_nodes", "carbon", "carbon_ratios", "workers", "plans_refused", "carbon_forecasts")
+    __slots__ = ("cluster", "nodes", "stale_nodes", "carbon", "carbon_ratios", "workers", "plans_refused", "carbon_forecasts", "jobs")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STALE_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -549,6 +550,7 @@ class GetFleetResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     CARBON_FORECASTS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     nodes: _containers.RepeatedCompositeFieldContainer[_fleet_pb2.NodeStatus]
     stale_nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -557,7 +559,8 @@ class GetFleetResponse(_message.Message):
     workers: _containers.RepeatedScalarFieldContainer[str]
     plans_refused: _containers.RepeatedScalarFieldContainer[str]
     carbon_forecasts: _containers.RepeatedCompositeFieldContainer[_carbon_pb2.CarbonForecast]
-    def __init__(self, cluster: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[_fleet_pb2.NodeStatus, _Mapping]]] = ..., stale_nodes: _Optional[_Iterable[str]] = ..., carbon: _Optional[_Iterable[_Union[_carbon_pb2.CarbonReading, _Mapping]]] = ..., carbon_ratios: _Optional[_Iterable[_Union[_carbon_pb2.CarbonRatio, _Mapping]]] = ..., workers: _Optional[_Iterable[str]] = ..., plans_refused: _Optional[_Iterable[str]] = ..., carbon_forecasts: _Optional[_Iterable[_Union[_carbon_pb2.CarbonForecast, _Mapping]]] = ...) -> None: ...
+    jobs: _jobs_pb2.PlannedJobs
+    def __init__(self, cluster: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[_fleet_pb2.NodeStatus, _Mapping]]] = ..., stale_nodes: _Optional[_Iterable[str]] = ..., carbon: _Optional[_Iterable[_Union[_carbon_pb2.CarbonReading, _Mapping]]] = ..., carbon_ratios: _Optional[_Iterable[_Union[_carbon_pb2.CarbonRatio, _Mapping]]] = ..., workers: _Optional[_Iterable[str]] = ..., plans_refused: _Optional[_Iterable[str]] = ..., carbon_forecasts: _Optional[_Iterable[_Union[_carbon_pb2.CarbonForecast, _Mapping]]] = ..., jobs: _Optional[_Union[_jobs_pb2.PlannedJobs, _Mapping]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
     __slots__ = ("since", "newest")

@@ -26,6 +26,7 @@ from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 UNKNOWN: Final = "-"
+LATE_MAX: Final = 5
 ELSEWHERE: Final[Mapping[str, Any]] = {
     "state_dir": "", "inference": "", "rest": "", "page": "", "services": {"controller": True}, "metrics": {},
     "failing": {}, "set_aside_here": [],
@@ -106,6 +107,23 @@ def carbon_lines(found: Mapping[str, Any]) -> list[str]:
         now = f"{reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})"
         lines.append(f"carbon {reading['series']['zone']}: {now}; over its mean: {ratio}")
     return lines
+
+
+def jobs_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
+    """Planned jobs: what runs in this hour and what is saved; a line for each of those that will be late."""
+    plan = found["jobs"]
+    if plan is None or not plan["jobs"] or now_s >= plan["until_s"]:
+        return []
+    jobs, hours = plan["jobs"], [hour for job in plan["jobs"] for hour in job["hours"]]
+    items = sum(hour["items"] for hour in hours if hour["starts_at_s"] <= now_s < hour["ends_at_s"])
+    grams, at_once, evenly = (sum(job[name] for job in jobs) for name in ("grams", "at_once_grams", "evenly_grams"))
+    late = [job for job in jobs if not job["in_time"]]
+    lines = [
+        f"jobs: {len(jobs)} planned, {items:,.0f} items this hour; {grams:.3g} g, at once {at_once:.3g} g, "
+        f"evenly {evenly:.3g} g; {len(late)} will be late"
+    ]
+    lines += [f"job {job['job_id'].partition('/')[2]}: {job['reason']}" for job in late[:LATE_MAX]]
+    return lines + ([f"... and {len(late) - LATE_MAX} more: trefoil jobs list"] if len(late) > LATE_MAX else [])
 
 
 def receipt_lines(found: Mapping[str, Any]) -> list[str]:

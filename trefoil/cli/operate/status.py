@@ -15,6 +15,7 @@ from trefoil.cli.operate.overview import (
     carbon_lines,
     devices_table,
     gather_overview,
+    jobs_lines,
     receipt_lines,
     saving_lines,
     served_table,
@@ -113,7 +114,8 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     wanted = [objective_text(codec.from_plain(Objective, one)) for one in found["objectives"]]
     wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
     wanted += [budget_line(row) for row in found["budgets"]]
-    for line in [*wanted, *found["overrides"], *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]:
+    rest_lines = [*carbon_lines(found), *saving_lines(found), *receipt_lines(found)]
+    for line in [*wanted, *found["overrides"], *rest_lines, *jobs_lines(found, WallClock().now_s())]:
         out.print(line, markup=False)
 
 
