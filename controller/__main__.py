@@ -149,7 +149,7 @@ def parts(
     rungs = BudgetRungs(state.keys, accountant, leadership, plan_keys, metrics, clock)
     loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, rungs, disk, signals, clock)
 
-    jobs = JobsPlanning(state, leadership, loop.view, observation.inputs.set_aside, metrics, clock)
+    jobs = JobsPlanning(state, leadership, loop.view, observation.inputs, metrics, clock)
 
     def adopt() -> None:
         observation.learn(files.catalog, _stated(files))

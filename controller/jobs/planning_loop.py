@@ -14,14 +14,14 @@ import structlog
 
 from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
 from controller.jobs.core.planning import plan_jobs
-from controller.jobs.core.slots import load_ahead, slots_of
-from controller.observe.core.set_aside import SetAside
+from controller.jobs.core.slots import devices_needed, load_ahead, slots_of
+from controller.observe.core.observation import LatestInputs
 from controller.planners.exact.milp import CpuLimitHit, NothingFound
 from controller.role.leadership import Leadership
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
-from trefoil.core.jobs.planned import JobsPlan, OpenJobs, PendingJob, PlannedJobs, Slot, planned_jobs
+from trefoil.core.jobs.planned import FlexibleDemand, OpenJobs, PlannedJobs, Shortage, Slot, planned_jobs
 from trefoil.core.units import HOUR_S
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put
@@ -31,6 +31,7 @@ from trefoil.runtime.telemetry import Metrics
 LOG = structlog.get_logger()
 LOOK_S: Final = 1.0
 PERIOD_S: Final = 60.0
+STALE_S: Final = 300.0  # without a plan, after which nothing is kept awake for jobs
 SLOT_S: Final = HOUR_S
 HORIZON_MIN_S, HORIZON_MAX_S = 6 * HOUR_S, 48 * HOUR_S
 OPEN_TTL_S: Final = 60.0  # of the records: dispatcher/jobs/planned_hours.py
@@ -44,14 +45,15 @@ class JobsPlanning:
         state: State,
         leadership: Leadership,
         view: Callable[[], PlanView],
-        set_aside: SetAside,
+        inputs: LatestInputs,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._state, self._leadership, self._view = state, leadership, view
-        self._set_aside, self._metrics, self._clock = set_aside, metrics, clock
+        self._inputs, self._metrics, self._clock = inputs, metrics, clock
         self._planned: frozenset[str] = frozenset()  # names of the open jobs that were looked at last
-        self._planned_s, self._epoch, self._revision = -math.inf, 0, Revision()
+        self._planned_s, self._made_s, self._slot = -math.inf, -math.inf, -1
+        self._epoch, self._revision = 0, Revision()
 
     async def run(self) -> None:
         """Plan for ever."""
@@ -76,27 +78,35 @@ class JobsPlanning:
             InvalidInput: the view has numbers that cannot be planned with.
         """
         epoch = self._leadership.epoch
+        if not epoch or self._clock.monotonic_s() - self._made_s > STALE_S:
+            self._inputs.flexible = ()
         if not epoch:
             return
         found = await self._open_jobs()
         names = frozenset(f"{told.folder}/{one.job_id}" for told in found for one in told.jobs)
-        now_s, same = self._clock.monotonic_s(), names == self._planned and epoch == self._epoch
+        now_s, slot = self._clock.monotonic_s(), math.floor(self._clock.now_s() / SLOT_S)
+        same = (names, epoch, slot) == (self._planned, self._epoch, self._slot)
         if same and (not names or now_s - self._planned_s < PERIOD_S):
             return
         if not names and self._revision.epoch != epoch:
             return  # this leader has planned none: there is nothing to take back
-        self._planned, self._planned_s, self._epoch = names, now_s, epoch  # a failure is tried again in PERIOD_S
+        self._planned, self._epoch, self._slot, self._planned_s = (
+            names,
+            epoch,
+            slot,
+            now_s,
+        )  # a failure is tried again in PERIOD_S
         ahead_s, view = self._clock.calendar_ahead_s(), self._view()
         try:
-            plan, wrong = await asyncio.to_thread(_plan, view, found, ahead_s, self._next_revision(epoch))
+            plan, flexible, wrong = await asyncio.to_thread(_plan, view, found, ahead_s, self._next_revision(epoch))
         except (CpuLimitHit, NothingFound) as error:
             LOG.warning("no plan of jobs: the last one stays", why=str(error))
             return
         for folder, why in wrong:
-            if self._set_aside.note(self._state.keys.jobs_open(folder), "value", why, self._clock.now_s()):
+            if self._inputs.set_aside.note(self._state.keys.jobs_open(folder), "value", why, self._clock.now_s()):
                 LOG.warning("an open job is not planned", folder=folder, why=why)
         await self._leadership.write([Put(self._state.keys.jobs_plan(), plan)])
-        self._revision = plan.revision
+        self._revision, self._made_s, self._inputs.flexible = plan.revision, now_s, flexible
         in_time = sum(one.in_time for one in plan.jobs)
         for state, count in (("in_time", in_time), ("in_danger", len(plan.jobs) - in_time)):
             self._metrics.set("trefoil_jobs_planned", count, state=state)
@@ -113,30 +123,37 @@ class JobsPlanning:
                 found.append(told)
             else:
                 why = f"epoch {told.epoch}, its jobs are owned under {epoch}"
-                self._set_aside.note(key, "value", why, self._clock.now_s())
+                self._inputs.set_aside.note(key, "value", why, self._clock.now_s())
         return sorted(found, key=lambda told: told.folder)
 
 
 def _plan(
     view: PlanView, found: Sequence[OpenJobs], ahead_s: float, revision: Revision
-) -> tuple[PlannedJobs, list[tuple[str, str]]]:
-    """Plan open jobs in calendar time; `ahead_s`: what the view's time lacks to be that."""
+) -> tuple[PlannedJobs, tuple[FlexibleDemand, ...], list[tuple[str, str]]]:
+    """Plan open jobs in calendar time; `ahead_s`: what the view's time lacks to be that.
+
+    Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep are
+    planned with, too: those jobs run at once, and the planner of slices wakes what they need in this slot.
+    """
     now_s = view.now_s + ahead_s
     latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
     until_s = view.now_s + min(HORIZON_MAX_S, max(HORIZON_MIN_S, latest_s - now_s + SLOT_S))
-    slots = tuple(_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s)))
+    every = [_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))]
+    slots = [replace(slot, pools=tuple(pool for pool in slot.pools if not pool.idle_w)) for slot in every]
     families = {cost.family for slot in slots for pool in slot.pools for cost in pool.costs}
     jobs, wrong = pending_jobs(found, families, view.carbon.series.zone, now_s)
-    plan: JobsPlan = plan_jobs(jobs, slots, now_s)
+    plan = waking = plan_jobs(jobs, slots, now_s)
+    if any(one.short_of == Shortage.CAPACITY for one in plan.prospects):
+        waking = plan_jobs(jobs, every, now_s)
     carbon = {slot.carbon.starts_at_s: slot.carbon.p50_g_per_kwh for slot in slots}
-    left: dict[str, PendingJob] = {job.job_id: job for job in jobs}
-    items = {name: job.items_left for name, job in left.items()}
-    return planned_jobs(plan, revision, items, carbon, unplanned_grams(jobs, slots, now_s)), wrong
+    items = {job.job_id: job.items_left for job in jobs}
+    devices = devices_needed(every, waking.portions, now_s)
+    flexible = tuple(replace(one, devices=devices) for one in waking.now)
+    return planned_jobs(plan, revision, items, carbon, unplanned_grams(jobs, slots, now_s)), flexible, wrong
 
 
 def _in_calendar(slot: Slot, ahead_s: float) -> Slot:
-    """A slot by the calendar, without devices asleep: nothing wakes them for jobs."""
-    carbon = replace(
-        slot.carbon, starts_at_s=slot.carbon.starts_at_s + ahead_s, ends_at_s=slot.carbon.ends_at_s + ahead_s
+    carbon = slot.carbon
+    return replace(
+        slot, carbon=replace(carbon, starts_at_s=carbon.starts_at_s + ahead_s, ends_at_s=carbon.ends_at_s + ahead_s)
     )
-    return replace(slot, carbon=carbon, pools=tuple(pool for pool in slot.pools if not pool.idle_w))

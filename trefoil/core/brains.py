@@ -13,6 +13,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.cpus.use import CpuHistory, CpuUse
 from trefoil.core.demand import Demand, LoadForecast, Measured
 from trefoil.core.fleet import FleetState, SliceKey
+from trefoil.core.jobs.planned import FlexibleDemand
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, Route
 
@@ -62,6 +63,8 @@ class PlanView:
     max_watts: float = 0.0
     cpu_uses: tuple[CpuUse, ...] = ()
     cpu_histories: tuple[CpuHistory, ...] = ()
+    flexible: tuple[FlexibleDemand, ...] = ()
+    """What jobs run in this hour: demand without a latency objective."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, jobs_pb2, load_pb2, plan_pb2
-from trefoil.core import carbon, catalog, common, demand, energy, errors, fleet, latency, objective, plan
+from trefoil.core import brains, carbon, catalog, common, demand, energy, errors, fleet, latency, objective, plan
 from trefoil.core.device_types import reported_type
 from trefoil.core.jobs import planned
 
 RETIRED: Final = frozenset({"lane"})
 """Fields that messages had once; a record, plan or table on disk may still have them."""
 ADDED: Final[Mapping[type, frozenset[str]]] = {
+    brains.PlanView: frozenset({"flexible"}),
     catalog.Family: frozenset({"token_classes"}),
     demand.LoadCell: frozenset({"streams"}),
     demand.Measured: frozenset({"tokens"}),

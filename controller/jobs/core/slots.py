@@ -20,9 +20,10 @@ from trefoil.core.carbon import CarbonBand
 from trefoil.core.catalog import Variant
 from trefoil.core.common import ProfileRow
 from trefoil.core.fleet import DeviceType, SliceType
-from trefoil.core.jobs.planned import DevicePool, ItemCost, Slot
+from trefoil.core.jobs.planned import DevicePool, ItemCost, Portion, Slot
 from trefoil.core.units import HOUR_S, MS_PER_S
 
+WHOLE: Final = 1e-3  # of a device: the solver's tolerance
 FULL: Final = 0.9  # of a slice's time that requests and jobs may take together
 
 
@@ -53,6 +54,19 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
         found.append(Slot(view.carbon.series.zone, _carbon(view, starts_s, ends_s), tuple(pools), view.pue))
         starts_s = ends_s
     return tuple(found)
+
+
+def devices_needed(slots: Sequence[Slot], portions: Sequence[Portion], now_s: float) -> int:
+    """Whole devices that requests and these portions take in the slots that have begun."""
+    used = 0.0
+    for slot in (one for one in slots if one.carbon.starts_at_s <= now_s):
+        length_s = slot.carbon.ends_at_s - slot.carbon.starts_at_s
+        for pool in slot.pools:
+            place = slot.zone, pool.name, slot.carbon.starts_at_s
+            jobs_s = sum(one.device_s for one in portions if (one.zone, one.pool, one.starts_at_s) == place)
+            requests_s, full = max(0.0, pool.total_s - pool.free_s), FULL if pool.total_s else 1.0
+            used += pool.part * (requests_s + jobs_s) / length_s / full
+    return math.ceil(used - WHOLE)
 
 
 def load_ahead(view: PlanView, until_s: float) -> tuple[LoadAhead, ...]:
@@ -94,7 +108,7 @@ class _Standing:
     """Slices that serve one family each, by what an item costs on them."""
 
     def __init__(self, inputs: PlanningInput, devices: Sequence[Device]) -> None:
-        self._slices: Counter[tuple[str, ItemCost]] = Counter()  # by pool and cost
+        self._slices: Counter[tuple[str, ItemCost, float]] = Counter()  # by pool, cost and part of a device
         self._requests_per_s: dict[str, float] = {}  # that all of a family's slices answer at most
         self._devices: dict[str, float] = {}  # that a family's slices are worth
         for device in devices:
@@ -115,9 +129,9 @@ class _Standing:
         name = f"{family.name}: {variant.name} on {shape.name} of {device.type.name}"
         name += f" at {device.clock_mhz} MHz" if device.clock_mhz > 0 else ""
         name += f" under {-device.clock_mhz} W" if device.clock_mhz < 0 else ""  # a power limit stands as one below 0
-        self._slices[name, _cost(family.name, variant, rows[-1])] += 1
-        self._requests_per_s[family.name] = self._requests_per_s.get(family.name, 0.0) + MS_PER_S / row.latency_ms_p50
         part_of = shape.memory_slices / device.type.largest.memory_slices
+        self._slices[name, _cost(family.name, variant, rows[-1]), part_of] += 1
+        self._requests_per_s[family.name] = self._requests_per_s.get(family.name, 0.0) + MS_PER_S / row.latency_ms_p50
         self._devices[family.name] = self._devices.get(family.name, 0.0) + part_of
 
     def _busy(self, load: dict[str, float], family: str) -> float:
@@ -125,9 +139,9 @@ class _Standing:
 
     def pools(self, load: dict[str, float], length_s: float) -> Iterator[DevicePool]:
         """Slice seconds left over, one pool for each kind of slice."""
-        for (name, cost), count in sorted(self._slices.items(), key=lambda one: one[0][0]):
+        for (name, cost, part), count in sorted(self._slices.items(), key=lambda one: one[0][0]):
             free_s = count * length_s * max(0.0, FULL - self._busy(load, cost.family))
-            yield DevicePool(name, free_s, free_s, (cost,))
+            yield DevicePool(name, free_s, free_s, (cost,), total_s=count * length_s * FULL, part=part)
 
     def short(self, load: dict[str, float]) -> float:
         """Devices that requests need more than stand, at a load."""
@@ -143,7 +157,9 @@ def _asleep(inputs: PlanningInput, devices: Counter[DeviceType], short: float, l
             wake_j = (kind.wake_s + loading_s) * kind.idle_w
             sure_s = max(0.0, count - math.ceil(short)) * length_s
             idle_w = max(0.0, kind.idle_w - kind.sleep_w)
-            yield DevicePool(f"{kind.name} asleep", count * length_s, sure_s, costs, idle_w, wake_j)
+            yield DevicePool(
+                f"{kind.name} asleep", count * length_s, sure_s, costs, idle_w=idle_w, wake_j=wake_j
+            )  # fmt: skip
 
 
 def _whole(inputs: PlanningInput, kind: DeviceType, shape: SliceType) -> Iterator[ItemCost]:

@@ -37,6 +37,7 @@ from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series, run
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, ScaleSignal, TableAck
 from trefoil.core.fleet import FleetState, NodeStatus
+from trefoil.core.jobs.planned import FlexibleDemand
 from trefoil.core.objective import Objective
 from trefoil.core.plan import InputStamp, Plan
 
@@ -65,6 +66,8 @@ class LatestInputs:
     """Of governors that are called up again at the top of their range."""
     blind: str = ""
     """Why there may be dispatcher workers that `acks` does not name; "" when there are none."""
+    flexible: tuple[FlexibleDemand, ...] = ()
+    """What jobs run in this hour, as planned."""
     set_aside: SetAside = field(default_factory=SetAside)
     """What contradicts itself, its writer or what is possible, and is not used."""
     down: str = ""
@@ -314,6 +317,7 @@ class Observation:
             zones=tuple(carried_when_stale(z, now_s, self._settings.carbon_stale_intervals) for z in self.inputs.zones),
             cpu_uses=self.cpu.uses(now_s),
             cpu_histories=self.cpu.histories(),
+            flexible=self.inputs.flexible,
         )
 
     def input_stamps(self, now_s: float) -> tuple[InputStamp, ...]:

@@ -98,7 +98,17 @@ class ExactPlanner:
     recast: Callable[[Objective], Objective] = field(default=lambda objective: objective)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """Plan the best for this view, or what remains possible, by a named rung."""
+        """Plan the best for this view, or what remains possible, by a named rung; jobs never cost requests a rung."""
+        if devices := max((one.devices for one in view.flexible), default=0):
+            decision = self._planned(_awake_for_jobs(view))
+            if decision.plan is not None and not decision.degraded:
+                why = f"{decision.why}; at least {devices} GPUs awake for requests and jobs of this hour"
+                own = {objective.family: objective.spread_min for objective in view.objectives}
+                wanted = tuple(replace(one, spread_min=own[one.family]) for one in decision.plan.objectives)
+                return replace(decision, plan=replace(decision.plan, objectives=wanted, why=why), why=why)
+        return self._planned(view)
+
+    def _planned(self, view: PlanView) -> Decision:
         settings = self.settings
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
         clocks = settings.clocks != "highest"
@@ -239,6 +249,15 @@ def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | Non
     limits = {d.name: -round(d.type.power_limit_max_w) for d in devices if draft.clocks.get(d.name, 0) < 0}
     free = {name: (low or tops.get(name, 0), 0) for name, low in lowest.items() if name not in limits}
     return free | {name: (0, limit) for name, limit in limits.items()}
+
+
+def _awake_for_jobs(view: PlanView) -> PlanView:
+    """A view whose families with jobs in this hour are spread over the devices that requests and jobs need."""
+    devices = {one.family: one.devices for one in view.flexible}
+    return replace(
+        view,
+        objectives=tuple(replace(o, spread_min=max(o.spread_min, devices.get(o.family, 0))) for o in view.objectives),
+    )
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]

@@ -9,7 +9,7 @@ import pytest
 from controller.jobs.core.open_jobs import JOBS_MAX, pending_jobs
 from controller.jobs.core.slots import load_ahead
 from controller.jobs.planning_loop import PERIOD_S, JobsPlanning
-from controller.observe.core.set_aside import SetAside
+from controller.observe.core.observation import LatestInputs
 from dispatcher.jobs.core.job import Job
 from dispatcher.jobs.planned_hours import PlannedHours
 from tests.support.planning import NOW_S, SERIES
@@ -59,9 +59,9 @@ class World:
         self.state = state_on(self.server, "default", self.clock)
         lease = await self.state.acquire("controller", "c", ttl_s=1e7)
         self.owner = await self.state.acquire(f"jobs:{FOLDER}", "w", ttl_s=1e7)
-        self.set_aside, self.metrics = SetAside(), Metrics("controller")
+        self.inputs, self.metrics = LatestInputs(), Metrics("controller")
         self.planning = JobsPlanning(
-            self.state, Leader(self.state, lease), self.view, self.set_aside, self.metrics, self.clock
+            self.state, Leader(self.state, lease), self.view, self.inputs, self.metrics, self.clock
         )
         self.hours = PlannedHours(self.state, self.clock)
         self.hours.folder = FOLDER
@@ -187,6 +187,25 @@ async def test_slices_slower_than_the_plan_thinks_begin_in_time() -> None:
     assert world.late == []
 
 
+async def test_the_planner_of_slices_is_told_what_jobs_need_awake_and_wakes_where_time_is_short() -> None:
+    world = await World().begin()
+    world.submit("day", 400_000, by_h=24)
+    await world.play(0.5)
+    assert world.inputs.flexible == (), "nothing of it runs in the first hour"
+    await world.play(10.5)
+    (demand,) = world.inputs.flexible
+    assert (demand.family, demand.devices) == ("digits", 2), "the two that run"
+    world.submit("soon", 400_000, by_h=12.5, min_accuracy=0.99)
+    await world.play(11.5)
+    assert world.inputs.flexible[0].devices == 3, "and the one asleep"
+    world.planning_on = False
+    await world.play(12.0)
+    await world.planning.step()
+    world.planning._leadership.epoch = 0
+    await world.planning.step()
+    assert world.inputs.flexible == (), "another controller leads"
+
+
 async def test_one_bad_record_harms_no_other() -> None:
     world = await World().begin()
     good = OpenJob("good", "digits", 1000, BEGIN_S + 20 * HOUR)
@@ -210,7 +229,7 @@ async def test_one_bad_record_harms_no_other() -> None:
     await world.state.put(world.owner, key, told, 60.0)
     await world.planning.step()
     assert [one.job_id for one in (await world.plan()).jobs] == ["f0/good"]
-    (line,) = world.set_aside.lines(world.clock.now_s())
+    (line,) = world.inputs.set_aside.lines(world.clock.now_s())
     assert line.startswith(f"{key}: 9 set aside")
 
 

@@ -80,6 +80,10 @@ class DevicePool:
     wake_j: float = 0.0
     woken: float = 0.0
     """Devices of this pool that are awake for jobs now; read of a zone's first slot only."""
+    total_s: float = 0.0
+    """Device seconds that requests and jobs may take together; 0: as `free_s`."""
+    part: float = 1.0
+    """Part of a whole device that each of these is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class Portion:
     items: float = 0.0
     grams: float = 0.0
     """Expected, with its share of idle and wake-up joules."""
+    device_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,8 @@ class FlexibleDemand:
     rate_per_s: float = 0.0
     accuracy_floor: float = 0.0
     """Highest of the jobs that run."""
+    devices: int = 0
+    """Whole devices that have to be awake in the slot, for requests and for jobs of all families."""
 
 
 @dataclass(frozen=True, slots=True)
