@@ -7,7 +7,9 @@ import structlog
 
 from dispatcher.fronts.admin import NAME, AllWorkers, DispatcherAdmin
 from dispatcher.fronts.grpc.server import Fronts, InferenceComponent
+from dispatcher.fronts.openai.completions import Completions
 from dispatcher.fronts.rest.server import RestComponent
+from dispatcher.jobs.batches import BatchApi
 from dispatcher.jobs.folder import JobsFolder
 from dispatcher.jobs.owner import JobsOwner
 from dispatcher.jobs.service import NAME as JOBS
@@ -58,10 +60,12 @@ def build(argv: Sequence[str]) -> list[Component]:
     )
     admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
     folder = JobsFolder.of(settings)
+    completions = Completions(fronts)
     owner = JobsOwner(
-        local, fronts.inference, contracts, sync, all_workers, state, folder, metrics, fronts.access.weight
+        local, fronts.inference, contracts, sync, all_workers, state, folder, metrics, completions, fronts.access.weight
     )
     jobs = JobsAdmin(local, contracts, folder, owner, fronts.access.names)
+    batches = BatchApi(local, fronts.access, folder, jobs)
     services = [admin, (jobs_pb2_grpc.add_JobsServicer_to_server, jobs, JOBS)]
     return [
         StateComponent(state, clock, metrics),
@@ -77,7 +81,9 @@ def build(argv: Sequence[str]) -> list[Component]:
         ),
         fronts.access,
         InferenceComponent(fronts, drain),
-        RestComponent(fronts, drain),  # ends before the connections to the slices, which the other closes
+        batches,
+        # Ends before the connections to the slices, which the other closes.
+        RestComponent(fronts, drain, batches.routes),
         owner,
         drain,
     ]

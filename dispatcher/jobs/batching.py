@@ -43,7 +43,9 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class Head:
+    """What items that may be joined have in common."""
+
     message: Any
     rows: int
     sizes: tuple[int | None, ...]  # bytes of each raw content; None: of texts
@@ -57,7 +59,7 @@ class Item:
     number: int
     size: int
     raws: tuple[bytes, ...]
-    head: _Head
+    head: Head
     alone: bool
     attempts: int = 0
     not_before_s: float = 0.0
@@ -73,7 +75,7 @@ class ItemReader:
 
     def __init__(self, taken: Taken) -> None:
         self._taken = taken
-        self._heads: dict[bytes, _Head] = {}
+        self._heads: dict[bytes, Head] = {}
 
     def read(self, number: int, data: bytes) -> Item:
         """Read an item.
@@ -110,7 +112,7 @@ class ItemReader:
                 )  # fmt: skip
         return Item(number, len(data), contents, head, alone=not head.kind)
 
-    def _parse(self, data: bytes, raw: bool) -> _Head:
+    def _parse(self, data: bytes, raw: bool) -> Head:
         try:
             message = pb.ModelInferRequest.FromString(data)
         except DecodeError as error:
@@ -140,7 +142,7 @@ class ItemReader:
             raise InvalidInput("has too many rows", field="inputs.shape", value=count, remedy=remedy)
         sizes = tuple(_bytes_of(tensor) for tensor in message.inputs)
         message.model_name = taken.family
-        return _Head(message, count, sizes, self._kind(message) if raw and taken.batches else b"")
+        return Head(message, count, sizes, self._kind(message) if raw and taken.batches else b"")
 
     def _check(self, tensor: Any) -> None:
         datatype, shape = self._taken.inputs[tensor.name]

@@ -4,6 +4,7 @@
             items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits);
                               removed at its end
             cancel.json       that it is to end, and why
+            batch.json        of a batch of OpenAI's API: what it was made of, and why it was refused
             owner.json        who owns it now, and why it waits: what readers may miss; it is there from the start, so
                               that a full disk lets that be said
             journal.<epoch>, answers.<epoch>    results (core/journal.py)
@@ -25,7 +26,7 @@ import struct
 import uuid
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from dispatcher.jobs.core.job import ID, Bounds, Job, JobState
-from dispatcher.jobs.core.journal import Ledger, Place, Result, accepted, encode, replay, results_entry
+from dispatcher.jobs.core.journal import Ledger, Place, Result, accepted, encode, ended_entry, replay, results_entry
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import InvalidInput, NotFound, one_of
 from trefoil.core.outside.plausible import EPOCH_MAX
@@ -47,6 +48,7 @@ READ_BYTES: Final = 4 * 2**20  # of items at once
 NEW: Final = ".new-"
 GONE: Final = ".gone-"
 JOB, CANCEL, OWNER, FOLDER, LOCK = "job.json", "cancel.json", "owner.json", "folder.json", ".lock"
+BATCH: Final = "batch.json"
 ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers."
 NAMED_MAX: Final = 5  # in errors
 OWNER_BYTES: Final = 4096
@@ -92,7 +94,7 @@ class JobsFolder:
         """Name of the folder, given when it was made: workers with the same one share it."""
         self.root.mkdir(parents=True, exist_ok=True)
         path = self.root / FOLDER
-        with self._locked():
+        with locked(self.root):
             found = read_state(path, lambda tree: str(tree["name"]))
             if found is None:
                 found = uuid.uuid4().hex[:12]
@@ -175,6 +177,20 @@ class JobsFolder:
         if not (self.root / name / CANCEL).exists():
             replace_file(self.root / name / CANCEL, json.dumps({"why": why[:WHY_CHARS_MAX]}))
 
+    def batch(self, name: str, tenant: str) -> tuple[dict[str, Any], float | None]:
+        """Record of a tenant's batch of OpenAI's API, and since when it is to end [UTC s].
+
+        Raises:
+            NotFound: it has no such batch.
+        """
+        mine = ID.fullmatch(name) is not None and self.has(name) and self.stored(name).job.tenant == tenant
+        record = read_state(self.root / name / BATCH, dict) if mine else None
+        if record is None:
+            raise NotFound("is no batch of yours", field="batch_id", value=name, remedy="GET /v1/batches names them")
+        with contextlib.suppress(FileNotFoundError):
+            return record, (self.root / name / CANCEL).stat().st_mtime
+        return record, None
+
     def cancelled(self, name: str) -> str | None:
         """Why a job is to end; None: it is not."""
         return read_state(self.root / name / CANCEL, lambda tree: str(tree["why"]))
@@ -188,21 +204,8 @@ class JobsFolder:
         self.sweep()
 
     def sweep(self, older_than_s: float = 0.0) -> None:
-        """Remove what is left of removed jobs, and of uploads that ended before a time [UTC s]."""
-        for entry in list(os.scandir(self.root)):
-            stale = entry.name.startswith(NEW) and _written_s(Path(entry)) < older_than_s
-            if stale or entry.name.startswith(GONE):
-                shutil.rmtree(entry.path, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Nobody else gives a place to a job meanwhile."""
-        descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        """As the function."""
+        sweep(self.root, older_than_s)
 
     def place(self, upload: "Upload", stored: Stored) -> None:
         """Give an upload its place.
@@ -211,7 +214,7 @@ class JobsFolder:
             InvalidInput: its name is another job's, or its tenant has as many as it may.
         """
         name = stored.job.id
-        with self._locked():
+        with locked(self.root):
             if (self.root / name).exists():
                 if self.stored(name).digest == stored.digest:
                     upload.discard()  # submitted once more: the first one counts
@@ -220,7 +223,26 @@ class JobsFolder:
             self.check_room(stored.job)
             os.rename(upload.path, self.root / name)
         with contextlib.suppress(OSError):  # the job is in place: "nothing was kept" would be untrue
-            _sync(self.root)
+            sync_folder(self.root)
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Lock a folder of jobs or files, in which no other process adds one meanwhile."""
+    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sweep(root: Path, older_than_s: float = 0.0) -> None:
+    """Remove what is left of removed jobs or files, and of uploads that ended before a time [UTC s]."""
+    for entry in list(os.scandir(root)):
+        stale = entry.name.startswith(NEW) and _written_s(Path(entry)) < older_than_s
+        if stale or entry.name.startswith(GONE):
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 class Upload:
@@ -265,13 +287,24 @@ class Upload:
         """How many items have come."""
         return len(self._index)
 
-    def commit(self, now_s: float) -> None:
-        """Make the job one. Raises InvalidInput, as `JobsFolder.place`; OSError."""
+    def commit(self, now_s: float, batch: Mapping[str, Any] | None = None, refused: str = "") -> None:
+        """Make the job one. `batch`: the record of a batch of OpenAI's API; one that is refused ends at once.
+
+        Raises:
+            InvalidInput: as `JobsFolder.place`.
+            OSError: the disk refuses.
+        """
         os.fsync(self._items.fileno())
         if not in_place(self.path / ITEMS, self._items.fileno()):
             raise FileNotFoundError(errno.ENOENT, "removed while it was written", str(self.path / ITEMS))
         self._items.close()
-        replace_file(self.path / INDEX, self._index.tobytes())
+        if batch is not None:
+            replace_file(self.path / BATCH, json.dumps(batch))
+        if refused:
+            lines = (encode({"accepts": {}}), encode(ended_entry(JobState.CANCELLED.name, now_s, refused)))
+            replace_file(self.path / f"{JOURNAL}0", b"".join(line + b"\n" for line in lines))
+        else:
+            replace_file(self.path / INDEX, self._index.tobytes())
         replace_file(self.path / OWNER, b" " * OWNER_BYTES)
         stored = Stored(self._job, len(self._index), now_s, self._digest.hexdigest())
         replace_file(self.path / JOB, json.dumps(asdict(stored)))
@@ -435,7 +468,7 @@ class OwnedJob(JobReader):
             before = {str(each): size for each, size in self.sizes.items()}
             self._journal.append(encode({"owner": owner, "accepts": before}))
             self._sync_journal()
-            _sync(self.path)
+            sync_folder(self.path)
             self.refresh()
         except BaseException:
             self.close()
@@ -466,7 +499,7 @@ class OwnedJob(JobReader):
 
     def end(self, state: JobState, at_s: float, why: str) -> None:
         """End the job. Raises OSError."""
-        self._journal.append(encode({"ended": state.name, "at_s": at_s, "why": why[:WHY_CHARS_MAX]}))
+        self._journal.append(encode(ended_entry(state.name, at_s, why[:WHY_CHARS_MAX])))
         self._sync_journal()
         self.refresh()
         if self.ledger.ended:  # else another owner has taken it over
@@ -526,7 +559,8 @@ def _stored(tree: Any) -> Stored:
         raise TypeError(f"no job: {error}") from error
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Write a folder's entries to disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

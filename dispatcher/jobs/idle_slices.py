@@ -115,15 +115,18 @@ class IdleSlices:
 
             def worth(size: Size, waiting: Sequence[Waiting] = waiting) -> float:
                 rows, batch_s = size
-                delayed = sum(expected_delayed(one.rate_per_s, batch_s, one.idle) for one in waiting)
                 share = min((self._share(one.queue, batch_s) for one in waiting), default=1.0)
-                return rows * share / max(delayed, DELAYED_MIN)
+                return rows * share / max(_delayed(waiting, batch_s), DELAYED_MIN)
 
             rows, batch_s = max(sizes_of(target), key=worth)
             self._batch_s.update(dict.fromkeys((one.queue for one in waiting), batch_s))
             if self._reserve.try_start(waiting, batch_s):
                 return target, rows
         return None
+
+    def delayed(self, target: RouteTarget, batch_s: float) -> float:
+        """Requests expected to come for a slice in a time, since they find no other one idle."""
+        return _delayed(self._waiting(target), batch_s)
 
     def idle(self, job: Job, busy: Collection[SliceKey]) -> list[RouteTarget]:
         """Slices that a job may have and that have nothing to do, for none of their families; the fewest joules an item
@@ -181,3 +184,7 @@ class IdleSlices:
             idle -= math.ceil(share * self.rate_per_s(family, others=True) * self._costs.expected_s(family, 1))
             found.append(Waiting(family, share * self.rate_per_s(family), max(0, idle)))
         return found
+
+
+def _delayed(waiting: Sequence[Waiting], batch_s: float) -> float:
+    return sum(expected_delayed(one.rate_per_s, batch_s, one.idle) for one in waiting)

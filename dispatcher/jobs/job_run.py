@@ -6,6 +6,7 @@ so that each item has its own answer or error.
 """
 
 import asyncio
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -15,15 +16,16 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from dispatcher.fronts.openai.engines import text_api
 from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.folder import OwnedJob, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices, Size
-from dispatcher.request.admission import Caller, Request, StatusError
+from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contract
 from dispatcher.request.idle import NotIdle
-from dispatcher.request.inference import Answer, Inference
+from dispatcher.request.inference import Inference
 from dispatcher.routing.request_parameters import MIN_ACCURACY, RECEIPT
 from dispatcher.service.core.tenant_rungs import jobs_wait
 from dispatcher.service.local_worker import LocalWorker
@@ -129,6 +131,9 @@ class JobRun:
         """Items that have not started."""
         return self.owned.ledger.left - self._started - len(self._results)
 
+    def make_room(self) -> None:
+        """Give credits back to requests that wait. A batch of tensors is over too soon for that."""
+
     def blocked(self) -> bool:
         """Whether it has to wait, whatever is idle; then `why` says so."""
         self._room, later = self._may_start(self.job, self.waiting)
@@ -195,22 +200,30 @@ class JobRun:
     # --- one batch ----------------------------------------------------------------------------------------------------
 
     async def _answer(self, batch: list[Item], target: RouteTarget, price_g: float) -> None:
-        caller = Caller(self.job.tenant, flow=(self.job.tenant or "(job)", ""), weight=self._weight, job=True)
-        suffix = kserve_wire.bool_parameter(RECEIPT, True)
-        if self.job.min_accuracy:
-            suffix += kserve_wire.double_parameter(MIN_ACCURACY, self.job.min_accuracy)
         try:
-            answer = await answer_idle(self._inference, join(batch, suffix), caller, target.slice)
-            await self._split(batch, answer.data)
-        except NotIdle:
-            self._ready.extendleft(reversed(batch))
-        except StatusError as refused:
-            self._failed(batch, refused)
+            await self._send(batch, target)
         finally:
             self._spending_g -= price_g
             self._started -= len(batch)
             del self._running[target.slice]
             self._wake.set()
+
+    async def _send(self, batch: list[Item], target: RouteTarget) -> None:
+        suffix = kserve_wire.bool_parameter(RECEIPT, True)
+        if self.job.min_accuracy:
+            suffix += kserve_wire.double_parameter(MIN_ACCURACY, self.job.min_accuracy)
+        try:
+            answer = await self._inference.answer(join(batch, suffix), self._caller(target))
+            await self._split(batch, answer.data)
+        except NotIdle:
+            self._ready.extendleft(reversed(batch))
+        except StatusError as refused:
+            self._failed(batch, refused)
+
+    def _caller(self, target: RouteTarget) -> Caller:
+        """Caller of its items on a slice, which answers them while it is idle, or raises NotIdle."""
+        flow = (self.job.tenant or "(job)", "")
+        return Caller(self.job.tenant, flow=flow, weight=self._weight, idle_slice=target.slice)
 
     async def _split(self, batch: list[Item], data: bytes) -> None:
         try:
@@ -227,7 +240,7 @@ class JobRun:
             row += item.rows
             if at % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
-        self._metrics.inc("trefoil_job_items_total", len(batch), family=self.job.family, outcome="answered")
+        self._count("answered", len(batch))
 
     def _failed(self, batch: Sequence[Item], refused: StatusError) -> None:
         """Try items again, each alone; one that cannot be answered ends with its error."""
@@ -238,15 +251,18 @@ class JobRun:
                 continue
             item.attempts += 1
             if refused.code in FINAL or item.attempts >= ATTEMPTS_MAX:
-                self._error(item.number, refused.code.name, refused.details, item.size)
+                self._error(item.number, refused, item)
             else:
                 item.not_before_s = self._clock.monotonic_s() + RETRY_S * 2 ** (item.attempts - 1)
                 self._later.append(item)
 
-    def _error(self, number: int, code: str, error: str, size: int = 0) -> None:
-        result = jobs_pb2.ItemResult(item=number, code=code, error=error)
-        self._add(Result(number, result.SerializeToString(), failed=True), size)
-        self._metrics.inc("trefoil_job_items_total", 1, family=self.job.family, outcome="failed")
+    def _error(self, number: int, refused: StatusError, item: Item | None = None) -> None:
+        result = jobs_pb2.ItemResult(item=number, code=refused.code.name, error=refused.details)
+        self._add(Result(number, result.SerializeToString(), failed=True), item.size if item is not None else 0)
+        self._count("failed", 1)
+
+    def _count(self, outcome: str, items: int) -> None:
+        self._metrics.inc("trefoil_job_items_total", items, family=self.job.family, outcome=outcome)
 
     def _add(self, result: Result, size: int) -> None:
         """Add the result of an item of so many bytes."""
@@ -313,11 +329,14 @@ class JobRun:
                     "its bytes on disk are not those that were submitted", field="item", value=number,
                     remedy="submit it again",
                 )  # fmt: skip
-            item = self._reader.read(number, data)
+            item = self._read(number, data)
             self._ready.append(item)
             self._held_bytes += item.size
         except InvalidInput as error:
-            self._error(number, grpc.StatusCode.INVALID_ARGUMENT.name, str(error))
+            self._error(number, StatusError(grpc.StatusCode.INVALID_ARGUMENT, str(error)))
+
+    def _read(self, number: int, data: bytes) -> Item:
+        return self._reader.read(number, data)
 
     async def _write_results(self) -> None:
         while True:
@@ -411,24 +430,6 @@ def price_g(local: LocalWorker, job: Job, target: RouteTarget) -> float | None:
     return receipt.carbon_mg / 1e3
 
 
-async def answer_idle(inference: Inference, data: bytes, caller: Caller, slice_: SliceKey) -> Answer:
-    """Answer a request on a slice, if that is idle. It is admitted and sent in the same turn of the loop.
-
-    Raises:
-        NotIdle: the slice is not, or no longer.
-        StatusError: as `Inference.answer`.
-    """
-
-    async def serve(request: Request) -> Answer:
-        request.idle_slice = slice_
-        return await inference.serve(request)
-
-    async def refuse(_: object) -> Answer:
-        raise NotIdle
-
-    return await inference.handle(data, caller, serve, refuse)
-
-
 def taken_by(family: str, contract: Contract) -> Taken:
     """What a family takes, by its contract."""
     config, inputs = contract.config.config, {}
@@ -438,9 +439,15 @@ def taken_by(family: str, contract: Contract) -> Taken:
     return Taken(family, inputs, optional, contract.batches, max(1, int(config.max_batch_size)))
 
 
-def unfit(family: str, contract: Contract, models: Sequence[str]) -> TrefoilError | None:
-    """Why a family cannot have jobs; None: it can."""
-    why = ""
+def unfit(job: Job, contract: Contract, models: Sequence[str]) -> TrefoilError | None:
+    """Why the family of a job cannot have it; None: it can."""
+    family, why = job.family, ""
+    if job.endpoint:
+        with contextlib.suppress(InvalidInput):
+            text_api(contract, family)
+            return None
+        remedy = "GET /v1/models names those that do"
+        return InvalidInput("generates no text", field="model", value=family, remedy=remedy)
     if contract.decoupled:
         why = "answers in streams"
     elif contract.sequence_idle_s is not None:

@@ -16,10 +16,13 @@ from typing import Final
 import structlog
 
 from dispatcher.fronts.admin import AllWorkers
+from dispatcher.fronts.openai.completions import Completions
 from dispatcher.jobs.core.job import Job, JobState
+from dispatcher.jobs.files import FilesFolder
 from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import JobRun, stuck, unfit
+from dispatcher.jobs.line_run import LineRun
 from dispatcher.jobs.planned_hours import PlannedHours
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.inference import Inference
@@ -38,6 +41,7 @@ SETTLE_S: Final = 1.0
 RUNS_MAX: Final = 16  # jobs that run at once: each has files open and items in memory
 OWNED_S: Final = 5.0  # least time before a worker gives its jobs to another one that has credits for them
 LEFT_S: Final = 2.0  # time for the others to take them
+FILES_S: Final = 60.0  # how often old files are removed
 UPLOAD_MAX_S: Final = 3600.0  # an upload without a byte for so long is left over
 
 
@@ -54,13 +58,16 @@ class JobsOwner:
         state: State,
         folder: JobsFolder,
         metrics: Metrics,
+        completions: Completions,
         weight_of: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        """`weight_of`: share of a tenant's requests against others'."""
+        """`completions` answers the lines of batches. `weight_of`: share of a tenant's requests against others'."""
         self._local, self._inference, self._contracts = local, inference, contracts
         self._sync, self._all_workers = sync, all_workers
         self._state, self._folder, self._metrics = state, folder, metrics
-        self._weight_of, self._clock = weight_of, local.clock
+        self._completions, self._weight_of, self._clock = completions, weight_of, local.clock
+        self._files = FilesFolder(folder.root, folder.bounds, local.settings.jobs_keep_s)
+        self._files_at_s = -math.inf  # when old ones were removed
         self.idle = IdleSlices(local)
         self.hours = PlannedHours(state, local.clock)
         self.runs: dict[str, JobRun] = {}
@@ -103,6 +110,7 @@ class JobsOwner:
     async def shutdown(self) -> None:
         """Let another worker own the jobs."""
         await self._give_up()
+        await self._completions.close()
 
     async def _give_up(self) -> None:
         """Write what is under way, and let another worker own the jobs."""
@@ -139,12 +147,19 @@ class JobsOwner:
         while True:
             try:
                 await self._look()
+                await self._expire_files()
                 self.why = ""
             except (TrefoilError, OSError) as error:
                 if str(error) != self.why:
                     self.why = str(error)
                     LOG.warning("jobs wait", why=self.why)
             await self._clock.sleep(LOOK_S)
+
+    async def _expire_files(self) -> None:
+        now_s = self._clock.now_s()
+        if self._clock.monotonic_s() - self._files_at_s > FILES_S:
+            await on_disk(self._files.expire, now_s, now_s - UPLOAD_MAX_S)
+            self._files_at_s = self._clock.monotonic_s()
 
     async def _look(self) -> None:
         names = await on_disk(self._folder.ids)
@@ -287,7 +302,7 @@ class JobsOwner:
         if not why and await on_disk(self._folder.has_items, name):
             contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
             models = self._local.routing.table.chains.get(job.family, (job.family,))
-            why = str(unfit(job.family, contract, models) or "")
+            why = str(unfit(job, contract, models) or "")
         owned = await on_disk(OwnedJob, self._folder, name, self._lease.epoch, self.name)
         if owned.ledger.ended or contract is None or why:
             try:
@@ -298,9 +313,10 @@ class JobsOwner:
                 owned.close()
             return
         weight = self._weight_of(job.tenant)
-        run = JobRun(
+        parts = (
             self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake, self._may_start
         )  # fmt: skip
+        run = LineRun(self._completions, *parts) if job.endpoint else JobRun(*parts)
         self.runs[name] = run
         self._tasks[name] = asyncio.create_task(run.run(), name=f"job {name}")
         LOG.info("job begun", job=name, epoch=self._lease.epoch, items=stored.items, left=owned.ledger.left)
@@ -366,6 +382,8 @@ class JobsOwner:
     async def _schedule(self) -> None:
         while True:
             self._wake.clear()
+            for run in self.runs.values():
+                run.make_room()
             if self.runs and self.owns and not self._local.draining and (busy := self.idle.busy()) is not None:
                 for run in self.runs.values():
                     busy.update(run.busy)

@@ -15,7 +15,7 @@ from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, c
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
 from dispatcher.jobs.job_run import expected_rate, unfit
 from dispatcher.jobs.owner import JobsOwner
-from dispatcher.request.contracts import Contracts
+from dispatcher.request.contracts import Contract, Contracts
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from trefoil.core.errors import DiskUnavailable, InvalidInput, NotFound, Unavailable
@@ -67,12 +67,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         job = self._job(first.job)
         contract = None
         if not await on_disk(self._folder.has, job.id):  # else it was checked then, and only has to be the same
-            check_job(job, self._world(job))
-            models = self._local.routing.table.chains[job.family]
-            contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
-            if (why := unfit(job.family, contract, models)) is not None:
-                raise why
-            await on_disk(self._folder.check_room, job)
+            contract = await self.check(job)
         upload = await on_disk(Upload, self._folder, job)
         try:
             total = None
@@ -93,7 +88,22 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         except BaseException:
             await asyncio.shield(on_disk(upload.discard))
             raise
-        return await self._status(job.id)
+        return await self.status(job.id)
+
+    async def check(self, job: Job) -> Contract:
+        """Check that a job may be submitted; returns the contract of its family.
+
+        Raises:
+            InvalidInput, NotFound: naming the field.
+            Unavailable: no slice tells the contract.
+        """
+        check_job(job, self._world(job))
+        models = self._local.routing.table.chains[job.family]
+        contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
+        if (why := unfit(job, contract, models)) is not None:
+            raise why
+        await on_disk(self._folder.check_room, job)
+        return contract
 
     @staticmethod
     async def _next(messages: AsyncIterator[Any]) -> Any:
@@ -105,34 +115,34 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
 
     async def Get(self, request: Any, context: Any) -> Any:
         """How a job stands."""
-        return jobs_pb2.GetResponse(status=await self._status(request.id))
+        return jobs_pb2.GetResponse(status=await self.status(request.id))
 
     async def List(self, request: Any, context: Any) -> Any:
         """All jobs, or those of a tenant."""
         found: list[Any] = []
         for name in await on_disk(self._folder.ids):
             with contextlib.suppress(NotFound):  # removed meanwhile
-                found.append(await self._status(name))
+                found.append(await self.status(name))
         found = [each for each in found if request.tenant in ("", each.job.tenant)]
         found.sort(key=lambda each: each.job.complete_by.ToMicroseconds())
         return jobs_pb2.ListResponse(jobs=found)
 
     async def Cancel(self, request: Any, context: Any) -> Any:
         """End a job."""
-        status = await self._status(request.id)
+        status = await self.status(request.id)
         if status.state not in ENDED:
             try:
                 await on_disk(self._folder.cancel, request.id, request.why or "cancelled")
             except OSError as error:
                 raise self._refused(error, "the job goes on") from error
-        return jobs_pb2.CancelResponse(status=await self._status(request.id))
+        return jobs_pb2.CancelResponse(status=await self.status(request.id))
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """How a job stands, whenever that changes, until it has ended."""
         reader = await on_disk(JobReader, self._folder, request.id)
         last = None
         while True:
-            status = await on_disk(self._read_status, reader)
+            status = await on_disk(self.read_status, reader)
             if status != last:
                 yield jobs_pb2.WatchResponse(status=status)
             if status.state in ENDED:
@@ -160,6 +170,9 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     async def _send_results(self, request: Any, context: Any) -> Any:
         """Send results; returns the message that the client did not read in time, or None."""
         reader, item = await on_disk(lambda: JobReader(self._folder, request.id, kept=True)), request.first
+        if reader.stored.job.endpoint:
+            remedy = "read its output file: GET /v1/batches names it"
+            raise InvalidInput("is a batch of OpenAI's API", field="id", value=request.id, remedy=remedy)
         while item < reader.stored.items:
             message, item = await on_disk(self._results, reader, item)
             if message.results:
@@ -195,7 +208,8 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             grams_max=given.grams_max,
         )
 
-    def _calendar_s(self) -> float:
+    def calendar_s(self) -> float:
+        """Time of the calendar [UTC s], which deadlines are of."""
         return self._local.clock.now_s() + self._local.clock.calendar_ahead_s()
 
     def _world(self, job: Job, rate_per_s: float = 0.0) -> World:
@@ -203,12 +217,14 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         reach = routing.table.reach.get(job.family)
         accuracy = 1.0 if reach is None else max(reach.live, reach.planned)
         zones = {node.zone for node in routing.nodes.values()}
-        return World(self._calendar_s(), routing.table.chains.keys(), zones, self._tenants(), accuracy, rate_per_s)
+        return World(self.calendar_s(), routing.table.chains.keys(), zones, self._tenants(), accuracy, rate_per_s)
 
-    async def _status(self, name: str) -> Any:
-        return await on_disk(lambda: self._read_status(JobReader(self._folder, name)))
+    async def status(self, name: str) -> Any:
+        """How a job stands. Raises NotFound."""
+        return await on_disk(lambda: self.read_status(JobReader(self._folder, name)))
 
-    def _read_status(self, reader: JobReader) -> Any:
+    def read_status(self, reader: JobReader) -> Any:
+        """How a job stands by its files. Blocks."""
         reader.refresh()
         stored, ledger, told = reader.stored, reader.ledger, reader.owner()
         job, state = stored.job, reader.state
@@ -225,7 +241,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             status.late = ledger.ended_at_s > job.complete_by_s and state == JobState.DONE
             status.why = ledger.why
             return status
-        status.late = self._calendar_s() > job.complete_by_s
+        status.late = self.calendar_s() > job.complete_by_s
         planned = self._owner.hours.of(job.id)
         if planned is not None:
             status.prospect, status.in_danger = planned.reason, not planned.in_time

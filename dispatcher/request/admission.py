@@ -51,7 +51,7 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 class Caller:
     """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
     workers have passed the request on. `trace` is metadata for its slice; `flow` and `weight` as a ticket has them.
-    `job`: it asks for items of a job, which are no demand."""
+    `idle_slice`: it asks for an item of a job, which is no demand; that slice alone may answer, while it is idle."""
 
     tenant: str = ""
     deadline_s: float | None = None
@@ -59,7 +59,7 @@ class Caller:
     trace: Trace = NO_TRACE
     flow: tuple[str, str] = ("", "")
     weight: float = 1.0
-    job: bool = False
+    idle_slice: SliceKey | None = None
 
 
 def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
@@ -143,7 +143,8 @@ class Admission:
                 f"Request for unknown model: '{family}' version {message.model_version} is not found",
                 remedy=f"leave the version out, or ask for {kserve_wire.PUBLIC_VERSION}: the variant is ours to choose",
             )
-        timeout_s, asked = 0.0, request_parameters.NO_PARAMETERS
+        timeout_s, job = 0.0, caller.idle_slice is not None
+        asked = request_parameters.NO_PARAMETERS
         payload: tuple[bytes | memoryview, ...] = (data,)
         priority, sequence = 0, _NO_SEQUENCE
         parameters = message.parameters
@@ -167,7 +168,7 @@ class Admission:
         ticket = Ticket(
             id=next(self._ids),
             family=chain[0],
-            slo_class=JOB_CLASS if caller.job else self._load.class_name(asked.slo_class),
+            slo_class=JOB_CLASS if job else self._load.class_name(asked.slo_class),
             tenant=tenant,
             items=items,
             bytes=len(data),
@@ -179,21 +180,22 @@ class Admission:
             sequence_start=sequence_start,
             sequence_end=sequence_end,
             length_score=None,
-            slo_ms=0.0 if caller.job else self._routing.slo_ms(family, asked),
+            slo_ms=0.0 if job else self._routing.slo_ms(family, asked),
             flow=caller.flow,
             weight=caller.weight,
             cost_s=self._costs.expected_s(chain[0], items, caller.flow[0]),
         )
-        if not (caller.hops or caller.job):  # else it was counted where the client came in
+        if not (caller.hops or job):  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), tenant)
-        return Request(family, chain, queue, ticket, payload, asked, timeout_binds, caller.trace, rung=rung)
+        binds, idle = timeout_binds, caller.idle_slice
+        return Request(family, chain, queue, ticket, payload, asked, binds, caller.trace, rung=rung, idle_slice=idle)
 
     def _within_budget(
         self, caller: Caller, tenant: str, family: str, asked: RequestParameters
     ) -> tuple[TenantRung | None, RequestParameters]:
         """Rung of the tenant's budget, and what a request may ask for there; raises StatusError where it is refused.
         Items of jobs, which wait before they are sent, and probes are served."""
-        if caller.job or tenant == PROBE_TENANT:
+        if caller.idle_slice is not None or tenant == PROBE_TENANT:
             return None, asked
         budgets, now_s = self._local.budgets, self._clock.now_s()
         rung = budgets.find(tenant, family, now_s)

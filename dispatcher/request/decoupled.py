@@ -142,7 +142,8 @@ class DecoupledRequest:
         parts, timeout_s, trace = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
         leaving = self._inference.leaving(request)
-        leaving = leaving._replace(ended=partial(self._left_ended, request, leaving.ended))
+        grace_s = leaving.grace_s if request.idle_slice is None else 0.0  # an item of a job makes room at once
+        leaving = leaving._replace(grace_s=grace_s, ended=partial(self._left_ended, request, leaving.ended))
         stream = connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s, trace, leaving)
         async with aclosing(stream) as answers:
             async for data in answers:  # to the end of the stream, which follows the final response

@@ -149,7 +149,7 @@ class Inference:
             self._retry_budget.on_request()
             if request.ticket.sequence_id:
                 await self.admission.queue_in_sequence(request)
-            if self.peers is None:
+            if self.peers is None or request.idle_slice is not None:
                 return await serve(request)
             if not (request.ticket.sequence_id or self._routing.table.elsewhere.get(request.ticket.family)):
                 try:

@@ -8,6 +8,7 @@ from dispatcher.request.admission import Request
 from dispatcher.routing.core.receipts import stream_suffix
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import LoadCounters, StreamEnd
+from trefoil.core.demand import JOB_CLASS
 from trefoil.core.fleet import SliceKey
 from trefoil.core.objective import NO_TOKEN_SLO
 
@@ -41,6 +42,8 @@ def record_stream(
     if code == "OK" and not request.tokens_out:  # an answer of no tokens has no first one to wait for
         slo = NO_TOKEN_SLO
     end = stream_end(request, 0.0 if code in ("OK", "CANCELLED") else now_s)
+    if ticket.slo_class == JOB_CLASS:  # no client waits for its tokens: their times say nothing of an objective
+        slo, end = NO_TOKEN_SLO, StreamEnd(tokens_in=request.tokens_in)
     load.streamed(request.family, *by, ticket.slo_class, end, slo, ticket.tenant)
 
 

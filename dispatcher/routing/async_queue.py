@@ -146,6 +146,10 @@ class AsyncFamilyQueue:
         """Whether a slice has no request of these families, and none waits."""
         return self._queue.is_idle(slice_)
 
+    def only_jobs(self, slice_: SliceKey) -> bool:
+        """Whether no request of these families waits or is on a slice, those of jobs left out."""
+        return self._queue.only_jobs(slice_)
+
     def submit_idle(self, ticket: Ticket, slice_: SliceKey) -> Pick | None:
         """A credit of a slice while it is idle and nobody waits, for a request of a job; None: it does not wait."""
         if ticket.family in self._moved_to:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import httpx
 import openai
@@ -14,50 +13,23 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.support import engine_family
-from tests.support.dispatching import dispatching, until
+from tests.support.dispatching import until
 from tests.support.http_clients import needs
-from tests.support.special_models import SpecialTriton, special_plan
+from tests.support.openai_serving import CHAT, SLICE, base, both_tritons, serving_both, spelt
 from tests.support.special_world import World
-from tests.support.triton_process import TritonProcess
-from tests.unit.dispatcher.worlds import key, node
 from trefoil.core.common import Basis, Revision
 from trefoil.core.energy import ReceiptRate
-from trefoil.core.fleet import SliceState, SliceStatus
-from trefoil.core.plan import Route, RouteTarget
 from trefoil.runtime.clock import WallClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
-CHAT = engine_family.FAMILY
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "which way is the sea"}]
 PROMPT = "<system>be brief\n<user>which way is the sea\n<assistant>"
-SLICE = key(9)
-
-
-def spelt(*pieces: bytes, **more) -> str:
-    """Prompt that makes the speller say these pieces."""
-    return json.dumps({"pieces": [piece.hex() for piece in pieces], **more})
 
 
 @pytest.fixture(scope="module")
 def tritons(tmp_path_factory):
-    """The stand-in for vLLM, and a Triton with the speller."""
-    folder = tmp_path_factory.mktemp("openai")
-    (engine_family.write_family(folder / "models") / "chat_template.jinja").write_text(TEMPLATE)
-    hosted = engine_family.hosted(1)
-    installed = engine_family.installation(folder)
-    engine = TritonProcess(folder, 1, source=folder / "models", serving=hosted, triton=installed)
-    speller = SpecialTriton(folder, 0, 1, ("speller", "scores", "echo"))
-    try:
-        asyncio.run(_ready(engine, speller))
-        yield engine, speller
-    finally:
-        engine.close()
-        speller.close()
-
-
-async def _ready(engine, speller):
-    await asyncio.gather(engine.ready([engine_family.hosted(1)], 60.0), speller.ready())
+    with both_tritons(tmp_path_factory.mktemp("openai")) as both:
+        yield both
 
 
 TENANT = """
@@ -67,23 +39,6 @@ token_sha256 = "{}"
 rate_per_s = 0.01
 burst = 1
 """
-
-
-@asynccontextmanager
-async def serving_both(state, folder, tritons, **settings) -> AsyncIterator[World]:
-    engine, speller = tritons
-    hosted = engine_family.hosted(1)
-    status = SliceStatus(
-        key=SLICE, generation=1, mig_uuid="MIG-9", state=SliceState.READY, hosted=(hosted,),
-        grpc_target=engine.launch.grpc_target, since_s=1.0, revision=Revision(1, 1, 0), credits=8,
-    )  # fmt: skip
-    target = RouteTarget(SLICE, hosted.variant, 0, 1.0, 8, False, "", 0.6, 1)
-    async with dispatching(state, folder, rest_address="127.0.0.1:0", window_s=3600.0, **settings) as running:
-        made = World(running, state, [speller])
-        routes = [*special_plan([speller]).routes, Route(CHAT, "weighted", "fifo", (target,), 5000, 0, {})]
-        await made.publish(node([speller.status(), status]), routes)
-        await until(lambda: all(running.contracts.known(name) for name in ("speller", "scores", "echo", CHAT)))
-        yield made
 
 
 @pytest.fixture
@@ -96,10 +51,6 @@ async def world(state, tmp_path, tritons) -> AsyncIterator[World]:
 async def client(world) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=base(world), api_key="none", max_retries=0, timeout=60.0) as made:
         yield made
-
-
-def base(world: World) -> str:
-    return f"http://{world.running.rest_address}/v1"
 
 
 async def test_models_are_the_families_that_generate_text(client):

@@ -79,7 +79,8 @@ class Running:
         self.siblings = AllWorkers(self.local, self.fronts.peers, self.metrics)
         self.peer_part = PeerServer(self.local, self.fronts.inference, self.siblings.answers(), self.loop)
         self.part = InferenceComponent(self.fronts)
-        self.rest = RestComponent(self.fronts)
+        self.routes: dict[str, Any] = {}
+        self.rest = RestComponent(self.fronts, routes=self.routes)
         self._started: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -10,6 +10,8 @@ import numpy as np
 from google.protobuf.timestamp_pb2 import Timestamp
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.fronts.openai.completions import Completions
+from dispatcher.jobs.batches import BatchApi
 from dispatcher.jobs.folder import JobsFolder
 from dispatcher.jobs.owner import JobsOwner
 from dispatcher.jobs.service import NAME, JobsAdmin
@@ -28,9 +30,12 @@ class Jobs:
         self.folder = JobsFolder.of(running.settings)
         self.owner = JobsOwner(
             running.local, running.fronts.inference, running.contracts, running.loop,
-            running.siblings, state, self.folder, running.metrics, running.fronts.access.weight,
+            running.siblings, state, self.folder, running.metrics, Completions(running.fronts),
+            running.fronts.access.weight,
         )  # fmt: skip
         self.admin = JobsAdmin(running.local, running.contracts, self.folder, self.owner, running.fronts.access.names)
+        self.batches = BatchApi(running.local, running.fronts.access, self.folder, self.admin)
+        running.routes.update(self.batches.routes)
         self.settings = running.settings.model_copy(update={"admin_address": "127.0.0.1:0"})
         self._services = [(jobs_pb2_grpc.add_JobsServicer_to_server, self.admin, NAME)]
         self._task: asyncio.Task[None] | None = None
@@ -67,6 +72,7 @@ class Jobs:
 
     async def stop(self) -> None:
         await self.disown()
+        await self.batches.shutdown()
         await self._channel.close()
         await self._server.stop(0.1)
 

@@ -6,7 +6,7 @@ Health stays open without a token, for load balancers. Everything else asks acce
 import asyncio
 import math
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
 import grpc
@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts import kserve
 from dispatcher.fronts.grpc.server import Fronts
-from dispatcher.fronts.openai.app import OpenAi
+from dispatcher.fronts.openai.app import NO_ROUTES, OpenAi, Route
 from dispatcher.fronts.rest import codec, compression, json_text
 from dispatcher.fronts.rest.calls import (
     PROMPT_BYTES_MAX,
@@ -58,7 +58,8 @@ _SETTINGS = {"/v2/trace/setting": "TraceSetting", "/v2/logging": "LogSettings"}
 class RestApp:
     """ASGI application of the REST port. Belongs to one event loop."""
 
-    def __init__(self, fronts: Fronts) -> None:
+    def __init__(self, fronts: Fronts, routes: Mapping[str, Route] = NO_ROUTES) -> None:
+        """`routes`: as `OpenAi` has them."""
         settings = fronts.local.settings
         self._kserve, self._inference = fronts.kserve, fronts.inference
         self._contracts, self._access = fronts.contracts, fronts.access
@@ -70,7 +71,7 @@ class RestApp:
         self._text_limit = min(most, (self._json_bytes_max, self._json_limit))
         self._large, self._huge = (CodecProcess(settings.rest_json_memory_bytes_max) for _ in range(2))
         self._generate = Generate(fronts, self._process)
-        self._openai = OpenAi(fronts, self._text_limit, self._process)
+        self._openai = OpenAi(fronts, self._text_limit, self._process, routes)
 
     async def close(self) -> None:
         """Give back what the application holds."""
@@ -90,7 +91,8 @@ class RestApp:
 
         peer = peer_of(tuple(scope.get("client") or ()))
         try:
-            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, read, send, peer))
+            query = scope["query_string"].decode("latin-1")
+            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, read, send, peer, query))
         except HttpError as wrong:
             reply = wrong.reply
         except ClientDisconnected:

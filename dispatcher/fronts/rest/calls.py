@@ -1,7 +1,7 @@
 """One HTTP request of the REST port: its body, its client, its reply or its stream of events."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -52,7 +52,7 @@ class HttpReply:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """HTTP request without its body. `peer`: address of its client, as gRPC writes it."""
+    """HTTP request without its body. `peer`: address of its client, as gRPC writes it; `query`: what follows "?"."""
 
     method: str
     path: str
@@ -60,6 +60,7 @@ class HttpRequest:
     receive: Receive
     send: Send
     peer: str = ""
+    query: str = ""
 
     def needs(self, method: str) -> None:
         """Check the method; raises HttpError 405 for another one."""
@@ -110,6 +111,30 @@ async def read_body(ask: HttpRequest, most: float, limit: str = "message_bytes_m
     if over:
         raise too_large("the request is too large", limit, most)
     return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+async def body_of(ask: HttpRequest) -> AsyncIterator[bytes]:
+    """A body part by part, as it comes. Raises ClientDisconnected, also for a client that sends nothing."""
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                event = await ask.receive()
+        except TimeoutError as error:
+            raise ClientDisconnected from error
+        if event["type"] == "http.disconnect":
+            raise ClientDisconnected
+        yield event.get("body", b"")
+        more = event.get("more_body", False)
+
+
+async def discard(body: AsyncIterator[bytes]) -> None:
+    """Drop what follows in a body that is refused, so that its client reads the refusal."""
+    left = DISCARDED_BYTES_MAX
+    async for part in body:
+        left -= len(part)
+        if left < 0:
+            return
 
 
 async def read_text(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 from weakref import WeakValueDictionary
 
-from dispatcher.fronts.openai import bodies, chat_templates
+from dispatcher.fronts.openai import batch_lines, bodies, chat_templates
 from dispatcher.fronts.rest import codec, generate_codec
 from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
@@ -34,6 +34,7 @@ _NO_MEMORY: Final = InvalidInput(
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "decode": codec.decode, "encode": codec.encode, "render": chat_templates.render, "asked": bodies.read_text,
     "generate": generate_codec.read, "generated": generate_codec.write,
+    "batch": batch_lines.check_file, "line": batch_lines.read_line,
 }  # fmt: skip
 
 
@@ -88,6 +89,14 @@ class CodecProcess:
     async def generated(self, answer: bytes, line: str = "") -> bytes:
         """Do what `generate_codec.write` does; raises what it does, and Unavailable."""
         return await self._call(line, "generated", answer)  # type: ignore[no-any-return]
+
+    async def batch(self, path: str, endpoint: str, requests: int, line_bytes: int, line: str) -> batch_lines.Checked:
+        """Do what `batch_lines.check_file` does; raises what it does, and Unavailable."""
+        return await self._call(line, "batch", path, endpoint, requests, line_bytes)  # type: ignore[no-any-return]
+
+    async def read_line(self, data: bytes, line: str) -> tuple[str, bodies.Asked | TrefoilError]:
+        """Do what `batch_lines.read_line` does; raises what it does, and Unavailable."""
+        return await self._call(line, "line", data)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """End the process, for good."""

@@ -3,10 +3,12 @@
 import asyncio
 import math
 import socket
+from collections.abc import Mapping
 
 import uvicorn
 
 from dispatcher.fronts.grpc.server import Fronts
+from dispatcher.fronts.openai.app import NO_ROUTES, Route
 from dispatcher.fronts.rest.app import RestApp
 from dispatcher.fronts.rest.calls import CUT_S
 from dispatcher.fronts.rest.http1 import Http1Connection
@@ -22,11 +24,13 @@ KEEP_ALIVE_S = 75
 class RestComponent:
     """HTTP server, a part of the service. An empty address means none."""
 
-    def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
+    def __init__(
+        self, fronts: Fronts, drain: GracefulShutdown | None = None, routes: Mapping[str, Route] = NO_ROUTES
+    ) -> None:
         self._local = fronts.local
         self._drain = drain or GracefulShutdown(fronts.local)
         self._stopping = False
-        self._app = RestApp(fronts)
+        self._app = RestApp(fronts, routes)
         self._server: uvicorn.Server | None = None
         self._socket: socket.socket | None = None
         self._tls: Tls | None = None

@@ -40,6 +40,8 @@ class Job:
     min_accuracy: float = 0.0
     zones: tuple[str, ...] = ()
     grams_max: float = 0.0
+    endpoint: str = ""
+    """Path of OpenAI's API that its items are lines of a batch for; empty: they are KServe v2 requests."""
 
     @property
     def turn(self) -> tuple[int, float, str]:

@@ -18,13 +18,15 @@ CRC_DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of an item as it is written: bytes of an ItemResult, and its receipt, 0.0 where it has none."""
+    """Result of an item as it is written: bytes of an ItemResult, and its receipt, 0.0 where it has none. `line`: bytes
+    of its line in a file of a batch."""
 
     item: int
     data: bytes
     failed: bool = False
     joules: float = 0.0
     grams: float = 0.0
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class Ledger:
     failed: int = 0
     joules: float = 0.0
     grams: float = 0.0
+    output_bytes: int = 0
+    error_bytes: int = 0
+    """Of the output and the error file of a batch."""
     ended: str = ""
     """State in which the job ended; empty: it goes on."""
     ended_at_s: float = 0.0
@@ -92,6 +97,7 @@ class Ledger:
         if any(self.done.find(1, first, end) >= 0 for first, end in ranges):
             raise ValueError("results that were there")
         failed, joules, grams = int(entry["failed"]), float(entry["joules"]), float(entry["grams"])
+        output, errors = map(int, entry.get("lines", (0, 0)))
         for first, end in ranges:
             self.done[first:end] = b"\x01" * (end - first)
         if self.kept:
@@ -104,6 +110,8 @@ class Ledger:
         self.answered += total - failed
         self.joules += joules
         self.grams += grams
+        self.output_bytes += output
+        self.error_bytes += errors
 
 
 def results_entry(results: Sequence[Result], at: int) -> dict[str, Any]:
@@ -115,7 +123,13 @@ def results_entry(results: Sequence[Result], at: int) -> dict[str, Any]:
         "failed": sum(each.failed for each in results),
         "joules": sum(each.joules for each in results),
         "grams": sum(each.grams for each in results),
+        "lines": [sum(each.line for each in results if each.failed is failed) for failed in (False, True)],
     }
+
+
+def ended_entry(state: str, at_s: float, why: str) -> dict[str, Any]:
+    """Entry of a job that ended."""
+    return {"ended": state, "at_s": at_s, "why": why}
 
 
 def encode(entry: Mapping[str, Any]) -> bytes:

@@ -25,6 +25,7 @@ from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.accuracy_floors import AccuracyReach
 from dispatcher.routing.core.pinned import Pinned, PinnedLine
 from trefoil.core.brains import Outcome, Pick, Router, Ticket
+from trefoil.core.demand import JOB_CLASS
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import Kind, find
@@ -282,10 +283,15 @@ class FamilyQueue:
         """Whether a slice has no request of these families, and none waits."""
         return not (self.waiting or self._pinned or self.in_flight_on(slice_)) and slice_ in self._live
 
+    def only_jobs(self, slice_: SliceKey) -> bool:
+        """Whether nothing waits, and a live slice has no other requests than those of jobs."""
+        others = (place.key == slice_ and ticket.slo_class != JOB_CLASS for _, place, ticket in self._flying.values())
+        return not (self.waiting or self._pinned) and slice_ in self._live and not any(others)
+
     def submit_idle(self, ticket: Ticket, slice_: SliceKey, now_s: float) -> Pick | None:
-        """Like `submit_pinned`, for a request of a job: a credit of this slice while it is idle and nobody waits. None:
-        it gets none, and does not wait."""
-        if self._router is None or not self.is_idle(slice_):
+        """Like `submit_pinned`, for a request of a job: a credit of a slice as `only_jobs` has it. None: it gets none,
+        and does not wait."""
+        if self._router is None or not self.only_jobs(slice_):
             return None
         pick = self._router.on_pinned(ticket, slice_, now_s)
         if pick is not None:

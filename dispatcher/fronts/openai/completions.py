@@ -1,0 +1,200 @@
+"""Answers to OpenAI's completions and chat completions, by requests to the family's slices, in OpenAI's shape.
+
+For the REST port, and for items of batches. Errors have OpenAI's shape.
+"""
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dispatcher.fronts.grpc.server import Fronts
+from dispatcher.fronts.openai import batch_lines, bodies
+from dispatcher.fronts.openai.bodies import Asked
+from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs
+from dispatcher.fronts.rest import codec
+from dispatcher.fronts.rest.calls import HttpError, HttpReply, refusal
+from dispatcher.fronts.rest.codec_process import PROCESS_TEXT_BYTES, CodecProcess
+from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
+from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.contracts import Contract
+from dispatcher.request.decoupled import REFUSED, Enough
+from trefoil.core.errors import InvalidInput, NotFound, TrefoilError
+from trefoil.runtime.model_files import CHAT_TEMPLATE
+from trefoil.runtime.rpc import status_of
+
+NAMES: Final = ("bos_token", "eos_token")
+"""Parameters of a family's config.pbtxt that its chat template may use."""
+RENDERING_BYTES: Final = 2**27
+RENDERING_S: Final = 30.0
+"""Of one rendering, the start of the process included, which has its own bound of processor time."""
+RENDERINGS_MAX: Final = 32
+"""Of one tenant or host at once."""
+TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+CODES: Final = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded"}
+_CONTEXT: Final = re.compile(r"maximum (model|context) length|PROMPT has \d+ (tokens|bytes)")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request for text on its way: bytes of its ModelInferRequest, the API of its family, its answer so far."""
+
+    model: str
+    data: bytes
+    api: str
+    answer: TextAnswer
+    chunks: "Chunks"
+
+
+class Completions:
+    """Answers requests for text. Belongs to one event loop. `process`: codec of large bodies by bytes; None:
+    that of chat templates."""
+
+    def __init__(self, fronts: Fronts, process: Callable[[int], CodecProcess] | None = None) -> None:
+        self._contracts, self._streams, self._clock = fronts.contracts, fronts.streams, fronts.local.clock
+        self._templates = CodecProcess(RENDERING_BYTES, RENDERING_S, RENDERINGS_MAX)
+        self._process = process or (lambda _: self._templates)
+
+    async def close(self) -> None:
+        """Give back what it holds."""
+        await self._templates.close()
+
+    async def read(self, body: bytes, headers: Mapping[str, str], chat: bool, line: str) -> Asked:
+        """Read a body, a large one in a process. Raises InvalidInput, Unavailable."""
+        if len(body) < PROCESS_TEXT_BYTES:
+            return bodies.read_text(body, headers, chat)
+        return await self._process(len(body)).asked(body, headers, chat, line=line)
+
+    async def read_line(self, data: bytes, line: str) -> tuple[str, Asked | TrefoilError]:
+        """Read a line of a batch as `batch_lines.read_line`, a large one in a process. Raises as `read`."""
+        if len(data) < PROCESS_TEXT_BYTES:
+            return batch_lines.read_line(data)
+        return await self._process(len(data)).read_line(data, line)
+
+    async def begin(self, asked: Asked, chat: bool, caller: Caller) -> Begun:
+        """Make the request of a body.
+
+        Raises:
+            HttpError: there is no such family.
+            InvalidInput: the family generates no text, or cannot take it.
+            Unavailable: no slice tells its contract.
+        """
+        try:
+            contract = await self._contracts.fetch(asked.model)
+        except NotFound:
+            raise unknown_model(asked.model) from None
+        api = text_api(contract, asked.model)
+        prompt = await self._prompt(contract, asked, caller) if chat else asked.prompt
+        inputs = text_inputs(contract, asked, prompt)
+        id_ = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
+        data = encode({**inputs, "id": id_, PARAMETERS: dict(asked.parameters)}, contract.metadata, asked.model)
+        answer = TextAnswer(asked, prompt)
+        return Begun(asked.model, data, api, answer, Chunks(asked, chat, id_, int(self._clock.now_s()), answer))
+
+    async def run(self, begun: Begun, caller: Caller, take: Callable[[str], Awaitable[None]]) -> str:
+        """Pass on the text as it comes; returns what is left of it at the end.
+
+        Raises:
+            StatusError, TrefoilError: it failed, before or after its first text.
+        """
+
+        async def add(response: Any) -> None:
+            text = begun.answer.add(response, begun.api)
+            if text:
+                await take(text)
+            if begun.answer.stopped and response.outputs:
+                raise Enough
+
+        await self._streams.answer(begun.model, begun.data, caller, add)
+        return begun.answer.end()
+
+    async def whole(self, asked: Asked, chat: bool, caller: Caller) -> tuple[bytes, Mapping[str, Any]]:
+        """JSON of the answer, and its receipt. Raises as `begin` and `run`."""
+        begun, texts = await self.begin(asked, chat, caller), list[str]()
+
+        async def take(text: str) -> None:
+            texts.append(text)
+
+        texts.append(await self.run(begun, caller, take))
+        return begun.chunks.whole("".join(texts)), begun.answer.receipt
+
+    async def _prompt(self, contract: Contract, asked: Asked, caller: Caller) -> str:
+        given = contract.config.config.parameters
+        if CHAT_TEMPLATE not in given:
+            raise InvalidInput(
+                f"{asked.model} has no chat template", field="messages",
+                remedy=f"send POST /v1/completions; or add {CHAT_TEMPLATE}.jinja to the family's folder",
+            )  # fmt: skip
+        names = {name: given[name].string_value for name in NAMES if name in given}
+        template = given[CHAT_TEMPLATE].string_value
+        return await self._templates.render(template, asked.messages, names, line=caller.flow[0])
+
+
+class Chunks:
+    """JSON of an answer: chunk by chunk, or whole."""
+
+    def __init__(self, asked: Asked, chat: bool, id_: str, created: int, answer: TextAnswer) -> None:
+        self._asked, self._chat, self._answer = asked, chat, answer
+        self._head = {"id": id_, "created": created, "model": asked.model}
+        self._first = True
+
+    def text(self, text: str) -> bytes:
+        """Chunk of text."""
+        return self._chunk([self._choice(text, None)])
+
+    def last(self) -> list[bytes]:
+        """Chunks after the text: the reason, and usage if it was asked for; the last one has the receipt."""
+        usage = {"usage": self._answer.usage()} if self._asked.include_usage else {}
+        receipt = {"trefoil": self._answer.receipt} if self._answer.receipt else {}
+        end = [self._choice("", self._answer.finish_reason)]
+        return [self._chunk(end), self._chunk([], usage | receipt)] if usage else [self._chunk(end, receipt)]
+
+    def whole(self, text: str) -> bytes:
+        """The answer at once."""
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": self._answer.finish_reason}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        kind = "chat.completion" if self._chat else "text_completion"
+        receipt = {"trefoil": self._answer.receipt} if self._answer.receipt else {}
+        return self._dumps(kind, {"choices": [choice], "usage": self._answer.usage()} | receipt)
+
+    def _choice(self, text: str, reason: str | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
+        if not self._chat:
+            return choice | {"text": text}
+        role = {"role": "assistant", "content": text} if self._first else {}
+        self._first = False
+        return choice | {"delta": role | ({"content": text} if text else {})}
+
+    def _chunk(self, choices: list[dict[str, Any]], more: Mapping[str, Any] | None = None) -> bytes:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        usage = {"usage": None} if self._asked.include_usage else {}
+        return self._dumps(kind, {"choices": choices} | usage | dict(more or {}))
+
+    def _dumps(self, kind: str, values: Mapping[str, Any]) -> bytes:
+        return codec.dumps({**self._head, "object": kind, "system_fingerprint": self._answer.variant, **values})
+
+
+def unknown_model(family: str) -> HttpError:
+    return HttpError(404, f"The model '{family}' does not exist. Remedy: GET /v1/models names those that do")
+
+
+def openai_refusal(error: HttpError | StatusError | TrefoilError) -> HttpReply:
+    """An error as OpenAI has it."""
+    if isinstance(error, HttpError):
+        reply, text = error.reply, error.text
+    else:
+        known = error if isinstance(error, StatusError) else StatusError(status_of(error), str(error))
+        reply, text = refusal(known), known.details.replace(REFUSED, "", 1)
+    status = reply.status
+    code, field = CODES.get(status), error.field if isinstance(error, TrefoilError) else ""
+    if status == 404 and text.startswith("The model"):
+        code, field = "model_not_found", "model"
+    elif status == 400 and _CONTEXT.search(text):
+        code = "context_length_exceeded"
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    body = {"error": {"message": text, "type": kind, "param": field or None, "code": code}}
+    return HttpReply(status, codec.dumps(body), reply.headers)

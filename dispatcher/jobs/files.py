@@ -1,0 +1,141 @@
+"""Input files of batches (OpenAI's /v1/files): one folder for each, in the jobs folder. All methods block, as those of
+the jobs folder do.
+
+<jobs>/.files/<id>/file.json    tenant, name, size and when it came; the folder is moved into place when it is whole
+                   items.bin    its bytes
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dispatcher.jobs.core.job import ID, Bounds
+from dispatcher.jobs.folder import GONE, ITEMS, KEPT_FACTOR, NEW, locked, sweep, sync_folder
+from trefoil.core.errors import InvalidInput, NotFound
+from trefoil.runtime.files import replace_file
+from trefoil.runtime.state_files import STRANGE, read_state
+
+FOLDER: Final = ".files"
+INFO: Final = "file.json"
+NAME_CHARS_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file as it was uploaded."""
+
+    id: str
+    tenant: str
+    filename: str
+    size: int
+    created_at_s: float
+
+
+class FilesFolder:
+    """Files of all tenants; each sees its own. They go `keep_s` after they came."""
+
+    def __init__(self, jobs: Path, bounds: Bounds, keep_s: float) -> None:
+        self.root, self._bounds, self._keep_s = jobs / FOLDER, bounds, keep_s
+
+    def expires_at_s(self, info: FileInfo) -> float:
+        """When a file goes [UTC s]."""
+        return info.created_at_s + self._keep_s
+
+    def get(self, name: str, tenant: str) -> FileInfo:
+        """A file of a tenant. Raises NotFound."""
+        found = read_state(self.root / name / INFO, _info) if ID.fullmatch(name) else None
+        if found is None or found.tenant != tenant:
+            raise NotFound("is no file of yours", field="file_id", value=name, remedy="GET /v1/files names them")
+        return found
+
+    def all(self, tenant: str) -> list[FileInfo]:
+        """Files of a tenant, the oldest first."""
+        found = list[FileInfo]()
+        for name in os.listdir(self.root) if self.root.exists() else ():
+            with contextlib.suppress(NotFound):
+                found.append(self.get(name, tenant))
+        return sorted(found, key=lambda each: (each.created_at_s, each.id))
+
+    def path(self, info: FileInfo) -> Path:
+        """Where the bytes of a file lie."""
+        return self.root / info.id / ITEMS
+
+    def remove(self, name: str, tenant: str) -> None:
+        """Remove a file. Raises NotFound."""
+        self.get(name, tenant)
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            os.rename(self.root / name, self.root / f"{GONE}{name}-{uuid.uuid4().hex[:8]}")
+        sweep(self.root)
+
+    def expire(self, now_s: float, uploads_older_s: float) -> None:
+        """Remove files that are too old, and what uploads left."""
+        if not self.root.exists():
+            return
+        for name in os.listdir(self.root):
+            info = read_state(self.root / name / INFO, _info) if ID.fullmatch(name) else None
+            if info is not None and self.expires_at_s(info) < now_s:
+                self.remove(name, info.tenant)
+        sweep(self.root, uploads_older_s)
+
+    def check_room(self, tenant: str, size: int) -> None:
+        """Check that a tenant may have one file more, of so many bytes. Raises InvalidInput."""
+        files, most = self.all(tenant), KEPT_FACTOR * self._bounds.tenant_max
+        if len(files) >= most:
+            remedy = f"delete some: at most {most}, ten times the dispatcher's jobs_tenant_max"
+            raise InvalidInput("has too many files", field="tenant", value=tenant, remedy=remedy)
+        total = sum(each.size for each in files) + size
+        if total > self._bounds.bytes_max:
+            remedy = f"delete some: at most {self._bounds.bytes_max} bytes in all, the dispatcher's jobs_bytes_max"
+            raise InvalidInput(f"its files would have {total} bytes", field="tenant", value=tenant, remedy=remedy)
+
+
+class FileUpload:
+    """A file on its way to disk. It is none before `commit`."""
+
+    def __init__(self, folder: FilesFolder, tenant: str) -> None:
+        """Raises InvalidInput: the tenant has too many. OSError: the disk refuses."""
+        self._folder, self._tenant = folder, tenant
+        folder.check_room(tenant, 0)
+        self.path = folder.root / f"{NEW}{uuid.uuid4().hex}"
+        self.path.mkdir(parents=True, mode=0o700)
+        self._file = open(self.path / ITEMS, "wb")  # noqa: SIM115 (closed by commit or discard)
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        """Add bytes. Raises InvalidInput: they are too many. OSError: the disk refuses."""
+        before, self._size = self._size, self._size + len(data)
+        if before // 2**26 != self._size // 2**26:  # not only at its end, when the disk may be full of it
+            self._folder.check_room(self._tenant, self._size)
+        self._file.write(data)
+
+    def commit(self, filename: str, now_s: float) -> FileInfo:
+        """Make it a file. Raises as `add`."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        name = f"file-{uuid.uuid4().hex[:24]}"
+        info = FileInfo(name, self._tenant, filename[:NAME_CHARS_MAX], self._size, now_s)
+        replace_file(self.path / INFO, json.dumps(asdict(info)), mode=0o600)
+        with locked(self._folder.root):
+            self._folder.check_room(self._tenant, self._size)
+            os.rename(self.path, self._folder.root / name)
+        with contextlib.suppress(OSError):  # it is in place: "nothing was kept" would be untrue
+            sync_folder(self._folder.root)
+        return info
+
+    def discard(self) -> None:
+        """Remove what has come."""
+        self._file.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _info(tree: Any) -> FileInfo:
+    try:
+        return FileInfo(**tree)
+    except STRANGE as error:
+        raise TypeError(f"no file: {error}") from error

@@ -1,0 +1,188 @@
+"""Files of batches: forms that carry them, their lines, and how they lie on disk."""
+
+import json
+import random
+
+import pytest
+
+from dispatcher.fronts.openai import batch_lines
+from dispatcher.fronts.openai.batch_lines import CHAT, COMPLETIONS, check_file, read_line
+from dispatcher.jobs import files as file_store
+from dispatcher.jobs.core.form import FIELD_BYTES_MAX, PART_HEAD_BYTES_MAX, Form
+from dispatcher.jobs.core.job import Bounds, Job
+from dispatcher.jobs.files import FilesFolder, FileUpload
+from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, Upload
+from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, Unavailable
+
+TYPE = "multipart/form-data; boundary=xyz"
+FILE = b"".join(b"\r\n--xy%d\r\n" % n for n in range(500)) + b"\r\n--x"
+BODY = (
+    b'--xyz\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\nContent-Type: x/y\r\n\r\n'
+    + FILE + b"\r\n--xyz--\r\n"
+)  # fmt: skip
+LINE = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": {"model": "chat", "prompt": "x"}}
+
+
+def fed(form: Form, body: bytes, sizes) -> bytes:
+    found, at = [], 0
+    while at < len(body):
+        size = sizes()
+        found += form.feed(body[at : at + size])
+        at += size
+    return b"".join(found)
+
+
+def test_a_form_is_the_same_however_its_bytes_are_cut():
+    rng = random.Random(3)
+    for sizes in (lambda: 1, lambda: len(BODY), *[lambda: rng.randint(1, 40)] * 20):
+        form = Form(TYPE)
+        assert fed(form, BODY, sizes) == FILE
+        assert (form.fields, form.filename, form.ended) == ({"purpose": "batch"}, "a.jsonl", True)
+
+
+@pytest.mark.parametrize("type_", ["", "application/json", "multipart/form-data", "multipart/form-data; boundary="])
+def test_a_body_that_is_no_form_is_refused(type_):
+    with pytest.raises(InvalidInput, match="content-type"):
+        Form(type_)
+
+
+PART = b'--xyz\r\nContent-Disposition: form-data; name="%b"\r\n\r\n'
+WRONG = [
+    (b"--xyz\r\nX: y\r\n\r\n", "no name"),
+    (BODY.replace(b"\r\n--xyz--", b"\r\n" + PART % b"file"), "another one"),
+    (PART % b"purpose" + b"a" * (FIELD_BYTES_MAX + 9), "too large"),
+    (b"--xyz\r\nX: " + b"y" * (PART_HEAD_BYTES_MAX + 9), "too long"),
+    (b"".join(PART % str(n).encode() + b"\r\n" for n in range(40)), "too many parts"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), WRONG)
+def test_a_wrong_form_is_refused_by_what_is_wrong(body, words):
+    with pytest.raises(InvalidInput, match=words):
+        list(Form(TYPE).feed(body))
+
+
+def test_a_form_that_breaks_off_has_not_ended():
+    form = Form(TYPE)
+    assert FILE.startswith(b"".join(form.feed(BODY[:-12])))
+    assert not form.ended
+
+
+def checked(tmp_path, *lines, endpoint=COMPLETIONS, most=100, line_bytes=1000):
+    path = tmp_path / "items"
+    path.write_bytes(b"\n".join(each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines))
+    return check_file(str(path), endpoint, most, line_bytes)
+
+
+def test_a_file_of_lines_has_one_model(tmp_path):
+    found = checked(tmp_path, {**LINE, "custom_id": "b"}, b"", LINE, b"")
+    assert (found.model, found.requests, found.errors) == ("chat", 2, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "param"),
+    [
+        ({**LINE, "url": CHAT}, "url_mismatch", "url"),
+        ({**LINE, "custom_id": "\ud800"}, "invalid_request", "custom_id"),
+        ({**LINE, "custom_id": 7}, "invalid_request", "custom_id"),
+        ({**LINE, "body": []}, "invalid_request", "body"),
+        ({**LINE, "body": {}}, "invalid_request", "body.model"),
+        ({**LINE, "more": 1}, "invalid_request", "more"),
+        (b"[]", "invalid_json_line", ""),
+        (b"\xff", "invalid_json_line", ""),
+        (b"[" * 900, "invalid_json_line", ""),
+        (b"x" * 5000, "invalid_request", ""),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, line, code, param):
+    found = checked(tmp_path, {**LINE, "custom_id": "b"}, line, {**LINE, "custom_id": "c"})
+    assert [(each.code, each.line, each.param) for each in found.errors] == [(code, 2, param)]
+    assert found.requests == 3
+
+
+def test_a_file_is_read_up_to_its_bounds(tmp_path):
+    found = checked(tmp_path, *({**LINE, "custom_id": str(n)} for n in range(9)), most=5)
+    assert [(each.code, each.line) for each in found.errors] == [("too_many_tasks", 6)]
+    found = checked(tmp_path, *[b"x"] * 90)
+    assert len(found.errors) == batch_lines.ERRORS_MAX
+    assert [each.code for each in checked(tmp_path, b" \n").errors] == ["empty_file"]
+    with pytest.raises(Unavailable, match="no batch was made"):
+        check_file(str(tmp_path / "gone"), COMPLETIONS, 9, 9)
+
+
+def test_a_line_that_asks_for_what_batches_lack_says_so():
+    for name, value in (("stream", True), ("timeout", 1), ("trefoil_class", "x"), ("temprature", 1)):
+        custom_id, asked = read_line(json.dumps({**LINE, "body": {**LINE["body"], name: value}}).encode())
+        assert isinstance(asked, TrefoilError)
+        assert (custom_id, asked.field) == ("a", name)
+    assert read_line(json.dumps(LINE).encode())[1].prompt == "x"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return FilesFolder(tmp_path, Bounds(100, 1000, 1), keep_s=50.0)
+
+
+def upload(files, data=b"x", tenant="t", now_s=100.0):
+    made = FileUpload(files, tenant)
+    made.add(data)
+    return made.commit("a.jsonl", now_s)
+
+
+def test_a_file_is_its_tenants_alone(files):
+    mine, other = upload(files), upload(files, tenant="u")
+    assert files.all("t") == [mine]
+    for call in (files.get, files.remove):
+        with pytest.raises(NotFound, match="is no file of yours"):
+            call(other.id, "t")
+    for name in ("..", ".new-x", "", "a/b", mine.id + "x"):
+        with pytest.raises(NotFound):
+            files.get(name, "t")
+    files.remove(mine.id, "t")
+    assert files.all("t") == []
+    assert files.all("u") == [other]
+
+
+def test_files_are_bounded_by_number_and_bytes_and_go_in_time(files, monkeypatch):
+    with pytest.raises(InvalidInput, match="1200 bytes"):
+        upload(files, b"x" * 1200)
+    upload(files, b"x" * 600)
+    with pytest.raises(InvalidInput, match="1100 bytes"):
+        upload(files, b"x" * 500)
+    upload(files, b"x" * 500, tenant="u")
+    monkeypatch.setattr(file_store, "KEPT_FACTOR", 2)
+    upload(files)
+    with pytest.raises(InvalidInput, match="too many"):
+        FileUpload(files, "t")
+    files.expire(149.0, 0.0)
+    assert len(files.all("t")) == 2
+    files.expire(151.0, 0.0)
+    assert files.all("t") == files.all("u") == []
+
+
+def test_an_upload_that_ends_before_its_time_is_no_file(files):
+    made = FileUpload(files, "t")
+    made.add(b"x")
+    assert files.all("t") == []
+    made.discard()
+    left = FileUpload(files, "t")
+    left.add(b"x")
+    assert files.all("t") == []
+    files.expire(0.0, 1e12)
+    assert [each.name for each in files.root.iterdir()] in ([], [".lock"])
+
+
+def test_a_batch_that_is_refused_has_ended(tmp_path):
+    folder, job = JobsFolder(tmp_path / "jobs", Bounds(9, 999, 1)), Job("batch_1", "", 9.0, "t", endpoint=CHAT)
+    Upload(folder, job).commit(5.0, {"errors": ["x"]}, "line 3 is wrong")
+    folder.check_room(Job("b", "", 9.0, "t"))
+    reader = JobReader(folder, job.id)
+    assert (reader.state.name, reader.ledger.why, reader.ledger.ended_at_s) == ("CANCELLED", "line 3 is wrong", 5.0)
+    owned = OwnedJob(folder, job.id, 7, "me")
+    owned.close()
+    assert owned.ledger.ended == "CANCELLED"
+    assert folder.batch(job.id, "t") == ({"errors": ["x"]}, None)
+    for name, tenant in ((job.id, "u"), ("batch_2", "t"), ("../x", "t")):
+        with pytest.raises(NotFound, match="is no batch of yours"):
+            folder.batch(name, tenant)
