@@ -172,11 +172,11 @@ class BatchApi:
 
     def _all_files(self, tenant: str) -> list[dict[str, Any]]:
         """All files of a tenant, the newest first."""
-        found = [_file_object(each, self._files) for each in self._files.all(tenant)]
+        found = [(each.created_at_s, _file_object(each, self._files)) for each in self._files.all(tenant)]
         for name in self._names(tenant):
             with suppress(NotFound):
-                found += self._outputs(*self._batch(tenant, name))
-        return sorted(found, key=lambda each: (each["created_at"], each["id"]), reverse=True)
+                found += [(each["created_at"], each) for each in self._outputs(*self._batch(tenant, name))]
+        return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def _outputs(self, batch: dict[str, Any], sizes: tuple[int, int]) -> list[dict[str, Any]]:
         """Output and error file of a batch that has ended."""
