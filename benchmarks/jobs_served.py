@@ -2,7 +2,8 @@
 
 Three slices of digits-l on CPUs, two dispatchers that share a jobs folder, one Redis. Requests come open loop (Poisson)
 to the second dispatcher. First their latency with and without a job beside them, in turns of a few seconds, so that a
-noisy machine is the same for both. Then one long job, through which processes are killed with SIGKILL (the dispatcher
+noisy machine is the same for both. Joules are compared with a counter: a row has ROW_J by its receipt rate, and Tritons
+count the rows that they execute. Then one long job, through which processes are killed with SIGKILL (the dispatcher
 that owns it, a Triton), Redis is emptied and the disk of the jobs is full for a while. Each item's answer is compared
 with onnxruntime's own for the variant that gave it.
 
@@ -28,7 +29,9 @@ import tritonclient.grpc.aio as triton
 from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
-from tests.support.dispatching import Plane
+from dispatcher.jobs.batching import SHARED
+from dispatcher.routing.request_parameters import RECEIPT
+from tests.support.dispatching import SERIES, Plane
 from tests.support.failing_disk import fill, small_disk
 from tests.support.ports import free_ports
 from tests.support.redis_server import RedisServer
@@ -38,6 +41,8 @@ from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.api.jobs import Jobs, JobStatus
 from trefoil.cli.demo.results import git_commit, machine, write_json
 from trefoil.cli.output import grid
+from trefoil.core.common import Basis, Revision
+from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceState
 from trefoil.installation import CHECKOUT
 from trefoil.runtime.clock import WallClock
@@ -50,6 +55,8 @@ SLO_MS: Final = 100.0
 READY_S: Final = 90.0
 DISK_FULL_S: Final = 10.0
 P95_RATIO_MAX: Final = 1.02
+ROW_J: Final = 0.5
+JOULES_ERROR_MAX: Final = 0.02  # Tritons count probes, too
 CLOCK: Final = WallClock()
 
 
@@ -76,6 +83,7 @@ class Requests:
     def __init__(self, address: str, rate_per_s: float) -> None:
         self.latencies = Latencies()
         self.into: list[float] | None = None
+        self.joules = 0.0
         self._client = triton.InferenceServerClient(address)
         self._rate_per_s, self._rng = rate_per_s, np.random.default_rng(5)
         self._under_way: set[asyncio.Task[None]] = set()
@@ -96,10 +104,11 @@ class Requests:
         tensor.set_data_from_numpy(images[n : n + 1])
         began_s, into = CLOCK.monotonic_s(), self.into
         try:
-            await self._client.infer("digits", [tensor], client_timeout=30)
+            answer = await self._client.infer("digits", [tensor], client_timeout=30, parameters={RECEIPT: True})
         except InferenceServerException as error:
             self.latencies.failed[str(error.status())] += 1
             return
+        self.joules += answer.get_response().parameters[SHARED[0]].double_param
         if into is not None:
             into.append((CLOCK.monotonic_s() - began_s) * 1e3)
 
@@ -157,6 +166,11 @@ class Machines:
         self._number += 1
         targets = [target(n, "digits-l", 1 / SLICES) for n in range(SLICES)]
         await self._tell_nodes()
+        rates = tuple(
+            ReceiptRate(target(n).slice, "digits", "digits-l", 0.0, ROW_J, 0.0, Basis.MEASURED) for n in range(SLICES)
+        )
+        told = ReceiptRates(rates, CLOCK.now_s(), SERIES, 1.0, Revision(1, 1))
+        await self.plane.put("controller", self.state.keys.receipts(), told)
         await self.plane.plan(plan([route(targets)], self._number, slo_ms=SLO_MS))
 
     async def _tell_nodes(self) -> None:
@@ -171,6 +185,15 @@ class Machines:
             await asyncio.sleep(1.0)
             with contextlib.suppress(Exception):  # of a Redis that is just emptied: the next time
                 await self._tell_nodes()
+
+    async def counted_joules(self) -> float:
+        """Joules of all rows that the Tritons have executed."""
+        rows = 0
+        for one in self.tritons:
+            async with triton.InferenceServerClient(one.launch.grpc_target) as client:
+                told = await client.get_inference_statistics("digits")
+                rows += sum(each.inference_count for each in told.model_stats)
+        return rows * ROW_J
 
     async def kill_triton(self) -> None:
         """Kill the last Triton and start it again, as an agent does."""
@@ -215,7 +238,8 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run came to. Latencies in ms; `ratio` of p95 with a job to without."""
+    """What a run came to. Latencies in ms; `ratio` of p95 with a job to without. `joules`: by
+    the receipts of requests and jobs of the first part, and by the counter."""
 
     items: int
     answered: int
@@ -230,6 +254,8 @@ class Found:
     p95_calm_ms: float
     p95_busy_ms: float
     ratio: float
+    joules: float
+    joules_counted: float
     late_calm: int
     late_busy: int
     epochs: int
@@ -240,6 +266,8 @@ class Found:
         found = [f"{name} = {count}" for name, count in counts.items() if count]
         if judged and self.ratio > P95_RATIO_MAX:
             found.append(f"p95 moved by {100 * (self.ratio - 1):.1f} %")
+        if abs(self.joules - self.joules_counted) > JOULES_ERROR_MAX * self.joules_counted:
+            found.append(f"joules = {self.joules:.1f}, counted {self.joules_counted:.1f}")
         return found
 
 
@@ -320,8 +348,11 @@ async def measure(
     """Run both parts on fresh machines."""
     answers = {f"digits-{size}": values for size, values in zip("xsml", expected(folder).values(), strict=True)}
     async with machines(folder, jobs_dir) as run:
+        counted = -await run.counted_joules()
         requests = Requests(run.dispatchers[1].inference, rate_per_s)
         rate = await in_turns(run, requests, rounds, turn_s, say)
+        joules = sum(each.joules for each in await asyncio.to_thread(run.jobs().all)) + requests.joules
+        counted += await run.counted_joules()
         jobs, began_s = run.jobs(), CLOCK.monotonic_s()
         await submitted(jobs, items, "long")
         await troubled(run, jobs, "long", faults, items, say)
@@ -330,7 +361,7 @@ async def measure(
         results = await asyncio.to_thread(lambda: list(jobs.results("long")))
         await requests.stop()
         epochs = len(list((jobs_dir / "long").glob("journal.*")))
-    counted = Counter(each.item for each in results)
+    times = Counter(each.item for each in results)
     wrong = 0
     for each in results:
         if each.answer is not None:
@@ -340,9 +371,9 @@ async def measure(
     seen = requests.latencies
     ratio = seen.p95("busy") / seen.p95("calm") if seen.calm and seen.busy else 0.0
     return Found(
-        items, last.answered, last.failed, items - len(counted), sum(n > 1 for n in counted.values()), wrong, seconds,
+        items, last.answered, last.failed, items - len(times), sum(n > 1 for n in times.values()), wrong, seconds,
         rate, len(seen.calm) + len(seen.busy), sum(seen.failed.values()), seen.p95("calm") if seen.calm else 0.0,
-        seen.p95("busy") if seen.busy else 0.0, ratio, seen.late("calm"), seen.late("busy"), epochs,
+        seen.p95("busy") if seen.busy else 0.0, ratio, joules, counted, seen.late("calm"), seen.late("busy"), epochs,
     )  # fmt: skip
 
 
