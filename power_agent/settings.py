@@ -10,8 +10,49 @@ from pydantic import Field, field_validator, model_validator
 
 from power_agent.governors import GOVERNORS
 from trefoil.core.parts import Kind, Value, load_own_parts, load_part
-from trefoil.runtime.config import FIXED, ServiceSettings
+from trefoil.engine_api import check_address
+from trefoil.runtime.config import FIXED, ServiceSettings, Settings
 from trefoil.runtime.fenced import LEASE_MAX_S
+
+
+class EngineSettings(Settings):
+    """Engine that already runs on GPUs of this node and speaks OpenAI's API: it is adopted, never started or ended."""
+
+    family: str
+    """Family that it serves, as `trefoil family engine` wrote it."""
+    variant: str
+    """Variant that it serves."""
+    address: str
+    """Base URL of its clients, at which the dispatchers reach it too, as http://127.0.0.1:8000/v1."""
+    devices: tuple[str, ...] = Field(min_length=1)
+    """GPUs that it computes on, as gpu0; outside MIG mode. Nothing else is planned there."""
+    wake: tuple[str, ...] = ()
+    """Command that wakes it; empty: it is never put to sleep. Run again after a failure."""
+    sleep: tuple[str, ...] = ()
+    """Command that puts it to sleep, once it is drained and no plan wants it. Run again after a failure."""
+    command_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    """How long either command, and the first token after it, may take."""
+
+    @field_validator("devices")
+    @classmethod
+    def _gpus(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(r"gpu[0-9]{1,3}", name):
+                raise ValueError(f"{name!r} is no GPU of this node; write gpu0")
+        return value
+
+    @field_validator("address")
+    @classmethod
+    def _reached(cls, value: str) -> str:
+        return check_address(value, "engines.address")
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if bool(self.wake) != bool(self.sleep):
+            raise ValueError("wake and sleep belong together; give both, or neither")
+        if self.sleep and len(self.devices) > 1:
+            raise ValueError("an engine on several devices is not put to sleep; leave wake and sleep out")
+        return self
 
 
 class PowerAgentSettings(ServiceSettings):
@@ -147,6 +188,10 @@ class PowerAgentSettings(ServiceSettings):
     kubernetes_url: str = ""
     """Address of the API server; empty: as the pod's environment names it."""
 
+    # engines that already run
+    engines: tuple[EngineSettings, ...] = ()
+    """Engines that already run on this node."""
+
     # clocks
     governor: str = ""
     """Governor of every device instead of its plan's: a name, or module:Class."""
@@ -177,6 +222,18 @@ class PowerAgentSettings(ServiceSettings):
             load_part(Kind.GOVERNOR, self.governor, GOVERNORS)
         return self
 
+    @field_validator("engines")
+    @classmethod
+    def _claims(cls, value: tuple[EngineSettings, ...]) -> tuple[EngineSettings, ...]:
+        claimed: dict[str, str] = {}
+        for engine in value:
+            name = f"{engine.family}/{engine.variant}"
+            for device in engine.devices:
+                if device in claimed:
+                    raise ValueError(f"{device} is claimed by {claimed[device]} and {name}; leave it to one of them")
+                claimed[device] = name
+        return value
+
     @field_validator("advertise_host")
     @classmethod
     def _host(cls, value: str) -> str:
@@ -203,6 +260,11 @@ class PowerAgentSettings(ServiceSettings):
             if kind != Kind.GOVERNOR:
                 raise ValueError(f"the power agent has no part {kind!r}; use {Kind.GOVERNOR}")
         return value
+
+    def engine_on(self, device: str) -> EngineSettings | None:
+        """Engine that already runs on a device; None: there is none."""
+        name = device.rpartition("/")[2]
+        return next((engine for engine in self.engines if name in engine.devices), None)
 
     @property
     def agent_target(self) -> str:

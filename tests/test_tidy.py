@@ -163,6 +163,7 @@ def test_ways_to_internal_addresses_are_made_at_one_place():
         "dispatcher/request/traced_inference.py": "with NO_PROXY",
         "carbon_feed/providers/web.py": "providers are on the Internet; `proxy` is their setting",
         "power_agent/runtimes/engine_proxy.py": "a Unix socket",
+        "trefoil/engine_api.py": "with trust_env=False",
     }
     assert {str(path.relative_to(ROOT)) for path in product() if makers.search(path.read_text())} == reasons.keys()
 

@@ -29,10 +29,9 @@ from dispatcher.slice_health.core.suspicion import is_dead_stub, is_overload
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.grpc_framing import JOIN
 from trefoil.core.errors import Unavailable
+from trefoil.runtime.given.llm_backends import TOKENS_IN, TOKENS_OUT
 
 REFUSED: Final = "INVALID_ARGUMENT: "  # a model's word for what is the request's own fault (`_shared/decoder.py`)
-TOKENS_OUT, TOKENS_IN = "num_output_tokens", "num_input_tokens"
-"""Outputs by which engines count tokens (vLLM's and TensorRT-LLM's backends): of this answer, and of the prompt."""
 COUNT_MAX: Final = 1 << 20  # tokens of one answer that are taken for true
 COUNT_TYPES: Final = {"INT32": "<i4", "UINT32": "<u4", "INT64": "<i8", "UINT64": "<u8"}
 TEXT_BEFORE_MAX: Final = 300  # Triton may put the request's id before it

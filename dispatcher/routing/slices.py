@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
+from dispatcher.transport.engine_channel import EngineChannel
 from dispatcher.transport.h2_channel import H2Channel, open_channel
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey, triton_name
@@ -23,7 +24,7 @@ _STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
 class Connection:
     """Channel to one slice with its methods."""
 
-    def __init__(self, endpoint: Endpoint, channel: H2Channel) -> None:
+    def __init__(self, endpoint: Endpoint, channel: H2Channel | EngineChannel) -> None:
         self.endpoint = endpoint
         self.channel = channel
         self.cut_reason = ""
@@ -78,8 +79,7 @@ class SliceConnections:
                 self._retire(connection)
         for slice_, endpoint in endpoints.items():
             if slice_ not in self._connections:
-                channel = open_channel(endpoint.target, self._tls, name=triton_name(slice_.device.partition("/")[0]))
-                self._connections[slice_] = Connection(endpoint, channel)
+                self._connections[slice_] = Connection(endpoint, self._channel(slice_, endpoint.target))
 
     def connection(self, slice_: SliceKey) -> Connection:
         """Connection to a slice.
@@ -109,6 +109,11 @@ class SliceConnections:
         await asyncio.gather(*self._closing, return_exceptions=True)
         for connection in connections:
             await connection.channel.close()
+
+    def _channel(self, slice_: SliceKey, target: str) -> H2Channel | EngineChannel:
+        if "://" in target:
+            return EngineChannel(target)
+        return open_channel(target, self._tls, name=triton_name(slice_.device.partition("/")[0]))
 
     def _retire(self, connection: Connection, grace_s: float = CLOSE_GRACE_S) -> None:
         task = asyncio.create_task(connection.channel.close(grace_s))

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from power_agent.devices.boards import board_type, closed_reason
+from power_agent.devices.boards import board_type
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceError, DriverUnavailable, NodeUnreachable
@@ -27,9 +27,9 @@ from power_agent.slices.node_state import Device, Node
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
 from power_agent.slices.unproven import Unproven
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import device_type, engine_type
 from trefoil.core.errors import TrefoilError
-from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, SliceKey, SliceState
+from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, DeviceType, SliceKey, SliceState
 
 PROBE_S: Final = 3.0
 NO_COMPUTE: Final = -1
@@ -53,15 +53,16 @@ async def list_devices(
             continue
         node.set_missing(seen.device, "")
         device = node.devices.setdefault(seen.device, Device(seen.device, kind, DeviceState.ASLEEP))
-        device.type, device.closed = kind, closed_reason(kind, seen.uuid, seen.mig_current)
-        device.uuid = seen.uuid
         node.journal.remember_device(seen.device, kind.name, seen.uuid)
+        device.type, device.uuid = _with_engine(node, seen.device, kind), seen.uuid
+        device.closed = node.closed_reason(device, seen.mig_current)
         device.mig_current, device.mig_pending = seen.mig_current, seen.mig_pending
     for name, trouble in inventory.lost.items():
         node.set_missing(name, str(trouble))
         known = node.journal.state.devices.get(name)
         if name not in node.devices and known is not None:
-            node.devices[name] = Device(name, device_type(known[0]), DeviceState.ASLEEP, known[1])
+            kind = _with_engine(node, name, device_type(known[0]))
+            node.devices[name] = Device(name, kind, DeviceState.ASLEEP, known[1])
     answering = {seen.device for seen in observed} - set(inventory.lost)
     gpus = [device for device in node.devices.values() if device.type.kind != DeviceKind.CPU]
     for device in gpus:
@@ -69,6 +70,11 @@ async def list_devices(
             node.set_device(device, DeviceState.LOST)
     here = (device for device in gpus if device.device in answering)
     await asyncio.gather(*(_read_gauges(node, calls, inventory, device) for device in here))
+
+
+def _with_engine(node: Node, device: str, kind: DeviceType) -> DeviceType:
+    engine = node.settings.engine_on(device)
+    return kind if engine is None else engine_type(kind, engine.family, engine.variant, bool(engine.sleep))
 
 
 async def _read_gauges(node: Node, calls: DriverCalls, inventory: Inventory, device: Device) -> None:

@@ -5,12 +5,13 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
 
+from power_agent.devices.boards import closed_reason
 from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.cordons import Cordons, without_devices
@@ -21,6 +22,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.demand import ScaleSignal
 from trefoil.core.device_types import device_share
+from trefoil.core.errors import NotFound
 from trefoil.core.fleet import (
     SERVING,
     ClockLease,
@@ -353,6 +355,20 @@ class Node:
     def plan_in_force(self) -> NodePlan | None:
         """Plan as far as it may be carried out now: nothing on devices that have to be empty by now."""
         return without_devices(self.plan, self.cordons.all_evicted()) if self.plan else None
+
+    def closed_reason(self, device: Device, mig_current: bool, holders: Sequence[int] = ()) -> str:
+        """Reason why nothing may be planned on a GPU, with the remedy; empty when something may. `holders`: processes
+        of others on a whole GPU on which nothing of ours runs."""
+        engine = self.settings.engine_on(device.device)
+        if engine is None:
+            return closed_reason(device.type, device.uuid, mig_current, holders)
+        if mig_current:
+            return f"an engine has a whole GPU, and MIG mode is on. Remedy: nvidia-smi -i {device.uuid} -mig 0"
+        try:
+            self.catalog.family(engine.family).variant(engine.variant)
+        except NotFound as error:
+            return f"its engine serves what this node's model repository lacks: {error}"
+        return ""
 
     # --- changes ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from power_agent.durability.journal_state import SliceRecord
+from power_agent.slices.adopted_engine import AdoptedEngine
 from power_agent.slices.core.attribution import SliceReading, Work
 from power_agent.slices.core.reconcile import HAS_TRAFFIC, SeenSlice
 from power_agent.triton.client import TritonClient, VersionCounters
@@ -49,7 +50,7 @@ class Slice:
     published_s: float = math.inf  # when its DRAINING was published
     proved_idle: bool = False  # ... and every dispatcher has said that nothing is in flight
     launch: SliceLaunch | None = None
-    triton: TritonClient | None = None
+    triton: TritonClient | AdoptedEngine | None = None
     # when to try again
     failures: int = 0
     retry_at_s: float = 0.0
@@ -125,12 +126,22 @@ class Slice:
             state=self.state,
             why=self.shown_why,
             hosted=self.hosted,
-            grpc_target=self.launch.published_target if self.launch else "",
+            grpc_target=self._target,
             metrics_url=self.launch.published_metrics_url if self.launch else "",
             revision=self.revision,
             since_s=self.since_s,
             credits=self.credits,
         )
+
+    @property
+    def _target(self) -> str:
+        if isinstance(self.triton, AdoptedEngine):
+            return str(self.triton.target)
+        return self.launch.published_target if self.launch else ""
+
+    def attach_engine(self, engine: AdoptedEngine, incarnation: str) -> None:
+        """Attach it to an engine that runs already."""
+        self.running, self.incarnation, self.triton = True, incarnation, engine
 
     # --- counters ----------------------------------------------------------------------------------------------------
 

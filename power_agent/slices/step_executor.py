@@ -19,6 +19,7 @@ from power_agent.devices.cpu import Cpu
 from power_agent.durability.journal import Journal
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
+from power_agent.slices.adopted_engine import AdoptedEngine, AdoptedEngines
 from power_agent.slices.core.drain import NOTICE_S, drain_blocker, required_table, routed_by, still_routed
 from power_agent.slices.core.patience import load_timeout_s
 from power_agent.slices.core.proof import Expected, restricted_key
@@ -41,7 +42,7 @@ from power_agent.triton.slice_launch import (
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
-from trefoil.core.device_types import cpu_quota
+from trefoil.core.device_types import ENGINE, cpu_quota
 from trefoil.core.errors import CatalogError, PlanError, StartError, StateUnavailable, TrefoilError
 from trefoil.core.fleet import Hosted, SliceKey, SliceState, split_model
 from trefoil.core.plan import Plan
@@ -101,6 +102,7 @@ class StepExecutor:
         self._digests = digests
         self.catalog = catalog
         self._keep_last_reading = keep_last_reading
+        self._engines = AdoptedEngines(settings, clock)
         self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
             "drain": self._drain,
             "stop": self._stop,
@@ -132,8 +134,11 @@ class StepExecutor:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def processes(self) -> dict[str, RunningTriton]:
-        """Processes that the runtime runs, by tag."""
-        return {process.tag: process for process in await self.in_thread(self.runtime.list)}
+        """Processes that the runtime runs, and engines that are adopted, by tag."""
+        found = {process.tag: process for process in await self.in_thread(self.runtime.list)}
+        records = self._journal.state.slices.values()
+        adopted = (record for record in records if record.key.slice_type.startswith(ENGINE))
+        return found | {record.tag: self._engines.process(record.key, record.tag) for record in adopted}
 
     # --- instances ---------------------------------------------------------------------------------------------------
 
@@ -171,6 +176,9 @@ class StepExecutor:
 
     async def attach(self, part: Slice, process: RunningTriton) -> None:
         """Attach a slice to its process, which runs already; it needs its files only when it starts again."""
+        if self._engines.on(part.key):
+            part.attach_engine(self._engines.engine(part.key, part.hosted), process.incarnation)
+            return
         spec = self._spec(part, part.hosted, process.argv)
         was_there = spec.repository.is_dir()
         part.launch = launch_of(self.install or NO_INSTALL, spec).at(process.host)
@@ -281,11 +289,16 @@ class StepExecutor:
         if part.state == SliceState.FAILED:
             part.move(SliceState.PENDING, task.why, self._clock.now_s())
         if not part.generation:  # a whole GPU, or cores: what runs there is all that there is of it
-            if part.key.device != self._cpu.device:
+            if part.key.device != self._cpu.device and not self._engines.on(part.key):
                 await self._mig.check_unused(part.key, part.mig_uuid)
             await self._claim(part, task)
         part.hosted = task.hosted
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
+        if self._engines.on(part.key):
+            engine = self._engines.engine(part.key, part.hosted)
+            await self._engines.wake(part.key, engine)
+            part.attach_engine(engine, part.tag)
+            return
         part.log_from = log_size(self._log_path(part))
         part.launch = await self.in_thread(lambda: self._prepare(part, task.hosted))
         launch, log_path = part.launch, self._log_path(part)
@@ -315,14 +328,21 @@ class StepExecutor:
         return f"its Triton logged: {words}" if words else ""
 
     async def _stop(self, part: Slice, task: Task) -> None:
+        await self._engines.sleep(part.key)
         await self.stop_process(part)
         if part.state != SliceState.DRAINING:
             part.fail(task.why, self._clock.now_s())
         part.move(SliceState.GONE, task.why, self._clock.now_s())
 
     async def stop_process(self, part: Slice, patience_s: float | None = None) -> None:
-        """Stop a slice's Triton and all that belongs to it; no-op when it is gone. SIGKILL after `patience_s`."""
+        """Stop a slice's Triton and all that belongs to it; no-op when it is gone. SIGKILL after `patience_s`.
+
+        An adopted engine goes on.
+        """
         if not part.running:
+            return
+        if isinstance(part.triton, AdoptedEngine):
+            await self.process_ended(part)
             return
         if part.triton is not None:
             try:
@@ -358,7 +378,7 @@ class StepExecutor:
     # --- models ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _triton(part: Slice) -> TritonClient:
+    def _triton(part: Slice) -> TritonClient | AdoptedEngine:
         """Client of the slice's Triton, which may have ended between the decision for a step and the step.
 
         Raises:
@@ -403,6 +423,7 @@ class StepExecutor:
 
     async def _swap(self, part: Slice, task: Task) -> None:
         triton = self._triton(part)
+        assert isinstance(triton, TritonClient), "an engine serves one variant"
         if part.state == SliceState.READY:
             part.move(SliceState.SWAPPING, task.why, self._clock.now_s())
 

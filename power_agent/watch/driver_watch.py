@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import structlog
 
-from power_agent.devices.boards import closed_reason
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceError, DeviceLost, NodeUnreachable
 from power_agent.devices.gpus import driver_load_id
@@ -189,7 +188,7 @@ class DriverWatch:
         device.mig_current, device.mig_pending, device.lacks, listed = await self._calls.call(device.device, read)
         stays = tuple(pid for pid in holders if pid in device.holders)  # not of a process of ours that has just ended
         device.holders = holders
-        closed = closed_reason(device.type, device.uuid, device.mig_current, stays)
+        closed = self._node.closed_reason(device, device.mig_current, stays)
         if closed != device.closed:
             device.closed = closed
             self._node.changed()

@@ -27,6 +27,7 @@ WHOLE: Final = "whole"
 UNKNOWN: Final = "gpu:"  # begins the name of a board that no table describes
 NO_MIG: Final = "-nomig"  # ends the name of a board's type with MIG mode off
 LESS: Final = ":less:"  # in the name of a type of which a device does not offer everything (`limited_type`)
+ENGINE: Final = "engine:"  # begins the name of the one slice type of a device with an adopted engine
 MEMORY_SLICES: Final = 8  # of every MIG-capable GPU so far
 COMPUTE_SLICES: Final = 7
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
@@ -417,6 +418,25 @@ def _limited(kind: DeviceType, limits: str) -> DeviceType:
         for shape in kind.slice_types
     )
     return replace(kind, name=f"{kind.name}{LESS}{limits}", slice_types=tuple(shapes))
+
+
+def engine_slice(family: str, variant: str) -> str:
+    """Slice type of devices on which an engine that already runs serves this variant, and nothing else."""
+    return f"{ENGINE}{family}:{variant}"
+
+
+@lru_cache(maxsize=1024)
+def engine_type(kind: DeviceType, family: str, variant: str, sleeps: bool) -> DeviceType:
+    """Type of a whole GPU with an engine that already runs. `sleeps`: a command puts it to sleep; else it goes on to
+    draw its idle watts, whatever is planned."""
+    shape = replace(kind.largest, name=engine_slice(family, variant), compute_slices=1, memory_slices=1, starts=(0,))
+    return replace(
+        kind,
+        name=f"{kind.name}{LESS}{shape.name}",
+        kind=DeviceKind.WHOLE_GPU,
+        slice_types=(shape,),
+        sleep_w=kind.sleep_w if sleeps else kind.idle_w,
+    )
 
 
 @lru_cache(maxsize=1024)

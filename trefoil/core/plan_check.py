@@ -17,7 +17,7 @@ from typing import Final
 from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.common import Revision
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import cpu_quota, slice_type
+from trefoil.core.device_types import ENGINE, cpu_quota, engine_slice, slice_type
 from trefoil.core.errors import PlanError, SettingError, TrefoilError
 from trefoil.core.fleet import (
     DeviceKind,
@@ -241,6 +241,9 @@ def _check_slice(part: PlannedSlice, kind: DeviceType, catalog: Catalog) -> Slic
     if part.credits > CREDITS_MAX:
         here, remedy = f"slice {part.key.name}.credits", f"at most {CREDITS_MAX} requests at once"
         raise _wrong(f"more than {CREDITS_MAX}", here, part.credits, remedy)
+    if shape.name.startswith(ENGINE) and [engine_slice(h.family, h.variant) for h in part.hosted] != [shape.name]:
+        here, served = f"slice {part.key.name}.hosted", [h.variant for h in part.hosted]
+        raise _wrong("an engine serves its own variant alone", here, served, f"plan {shape.name}")
     need_mib = CONTEXT_MIB
     for hosted in part.hosted:
         for name, most in HOSTED_MAX.items():

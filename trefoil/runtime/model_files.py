@@ -5,7 +5,8 @@
              <version>/model.onnx      backend onnxruntime (or none named): the graph; external data below its folder
              <version>/model.plan      backend tensorrt: an engine; several for GPU types by `cc_model_filenames`
              <version>/variant.py      backend python: a model that is code
-             <version>/model.json      backend vllm; config.json: tensorrtllm (trefoil/runtime/given/llm_backends.py)
+             <version>/model.json      backend vllm; config.json: tensorrtllm; engine.json: openai, an engine that
+                                       already runs (trefoil/runtime/given/llm_backends.py)
 
 A family may have no model files at all: the catalogue knows it, and only a slice that shall serve it refuses.
 """
@@ -22,7 +23,15 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError, system_error
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
-from trefoil.runtime.given.llm_backends import DEVICES, ENGINE_PATH, LLM_FILES, TENSORRT_LLM, VLLM, complete_vllm
+from trefoil.runtime.given.llm_backends import (
+    DEVICES,
+    ENGINE_PATH,
+    LLM_FILES,
+    OPENAI,
+    TENSORRT_LLM,
+    VLLM_TENSORS,
+    complete_vllm,
+)
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     CONFIG_BYTES_MAX,
@@ -37,7 +46,7 @@ from trefoil.runtime.given.repository_names import (
 
 CONFIG: Final = "config.pbtxt"
 ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
-GPU_ONLY: Final = (ENGINES, TENSORRT_LLM)  # backends whose models load on their own type of GPU alone
+GPU_ONLY: Final = (ENGINES, TENSORRT_LLM, OPENAI)  # backends whose models no Triton of any machine can load
 PYTHON: Final = "python"  # the backend of models that are code
 FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan", PYTHON: "variant.py"}
 PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
@@ -143,7 +152,7 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     except OSError as error:
         remedy, so = "add it, with input and output, to the family's folder", f"family {family} has no tensor contract"
         raise system_error(CatalogError, error, "be read", path, remedy=remedy, so=so) from error
-    if backend_of(config) == VLLM:
+    if backend_of(config) in VLLM_TENSORS:
         complete_vllm(config)
     if backend_of(config) == TENSORRT_LLM:
         config.parameters.pop(ENGINE_PATH, None)
@@ -273,6 +282,8 @@ def starts_processes(config: model_config_pb2.ModelConfig) -> bool:
 def not_graphs(config: model_config_pb2.ModelConfig) -> str:
     """What a family's versions are where they are no ONNX graphs, in words; "" where they are."""
     backend = backend_of(config)
+    if backend == OPENAI:
+        return "language models of engines that already run"
     if backend in LLM_FILES:
         return f"language models of Triton's backend {backend}"
     return "TensorRT engines" if backend == ENGINES else "python models" if opaque(config) else ""

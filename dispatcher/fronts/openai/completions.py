@@ -21,6 +21,7 @@ from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contract
 from dispatcher.request.decoupled import REFUSED, Enough
 from trefoil.core.errors import InvalidInput, NotFound, TrefoilError
+from trefoil.runtime.given.llm_backends import OPENAI
 from trefoil.runtime.model_files import CHAT_TEMPLATE
 from trefoil.runtime.rpc import status_of
 
@@ -120,6 +121,8 @@ class Completions:
         return begun.chunks.whole("".join(texts)), begun.answer.receipt
 
     async def _prompt(self, contract: Contract, asked: Asked, caller: Caller) -> str:
+        if contract.config.config.backend == OPENAI:  # which has the model's template; the text is for estimates
+            return "\n".join(message["content"] for message in asked.messages)
         given = contract.config.config.parameters
         if CHAT_TEMPLATE not in given:
             raise InvalidInput(

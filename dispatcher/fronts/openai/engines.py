@@ -13,10 +13,22 @@ from dispatcher.fronts.openai.bodies import COMPLETION_TOKENS, Asked
 from dispatcher.fronts.openai.text import AnswerText
 from dispatcher.fronts.rest.generate_codec import decode
 from dispatcher.request.contracts import Contract
-from dispatcher.request.decoupled import TOKENS_IN, TOKENS_OUT, engine_count
+from dispatcher.request.decoupled import engine_count
 from dispatcher.routing.core.receipts import SLICE
+from dispatcher.transport.engine_channel import ESTIMATED
 from trefoil.core.errors import InvalidInput, TrefoilError
-from trefoil.runtime.given.llm_backends import ANSWER, MAX_TOKENS, PROMPT, SAMPLING, VLLM, api_of
+from trefoil.runtime.given.llm_backends import (
+    ANSWER,
+    MAX_TOKENS,
+    OPENAI,
+    PROMPT,
+    REASON,
+    SAMPLING,
+    TOKENS_IN,
+    TOKENS_OUT,
+    VLLM,
+    api_of,
+)
 
 GREEDY: Final = "trefoil"
 DEFAULT_MAX_TOKENS: Final = "default_max_tokens"
@@ -52,12 +64,16 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
     if api == GREEDY:
         _refuse_sampling(asked, asked.sampling)
         return {"PROMPT": prompt} | ({"MAX_TOKENS": asked.max_tokens} if asked.max_tokens else {})
-    most = asked.max_tokens or _default_max_tokens(config) or (TO_THE_END if api == VLLM else COMPLETION_TOKENS)
+    adopted = config.backend == OPENAI
+    to_the_end = 0 if adopted else TO_THE_END if api == VLLM else COMPLETION_TOKENS
+    most = asked.max_tokens or _default_max_tokens(config) or to_the_end
     stops = list(asked.stops)
     if api == VLLM:
         # With the stop sequence in the text, it is found here, whatever an engine sends before it has found it.
         ends = {"stop": stops, "include_stop_str_in_output": True} if stops else {}
-        sampling = {MAX_TOKENS: most, **asked.sampling, **ends}
+        sampling = ({MAX_TOKENS: most} if most else {}) | {**asked.sampling, **ends}
+        if adopted and asked.messages:
+            sampling["messages"] = list(asked.messages)
         values: dict[str, Any] = {PROMPT: prompt, SAMPLING: json.dumps(sampling)}
     else:
         _refuse_sampling(asked, asked.sampling.keys() - inputs)
@@ -118,11 +134,12 @@ class TextAnswer:
         self.variant = told.get("trefoil_variant", self.variant)
         if SLICE in told:
             self.receipt = {name: value for name, value in told.items() if name.startswith("trefoil_")}
+        self._counted = self._counted and not told.get(ESTIMATED)
         piece = told.get("TOKEN" if api == GREEDY else ANSWER)
         if piece is None:
             return ""
         self._count(response, api)
-        reason = _first(told.get("finish_reason"))
+        reason = _first(told.get(REASON))
         self._reason = reason if reason not in (None, "", "None") else self._reason
         return self._text.add(str(_first(piece) or "").encode("utf-8", "surrogateescape"))
 

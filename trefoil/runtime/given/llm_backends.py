@@ -1,7 +1,8 @@
-"""Triton backends that serve language models: their files, the tensors that vLLM's completes, and the API of a family.
+"""Backends that serve language models: their files, the tensors that vLLM's completes, and the API of a family.
 
     <version>/model.json     backend vllm: keyword arguments of vLLM's engine
     <version>/config.json    backend tensorrtllm: an engine's folder, as trtllm-build writes it
+    <version>/engine.json    backend openai, none of Triton's: {"model": its name}, at an engine that already runs
 
 Source: triton-inference-server/vllm_backend src/model.py, tensorrtllm_backend all_models/inflight_batcher_llm.
 """
@@ -17,8 +18,11 @@ from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, read_text
 
 VLLM: Final = "vllm"
 TENSORRT_LLM: Final = "tensorrtllm"
-LLM_FILES: Final = {VLLM: "model.json", TENSORRT_LLM: "config.json"}
+OPENAI: Final = "openai"
+LLM_FILES: Final = {VLLM: "model.json", TENSORRT_LLM: "config.json", OPENAI: "engine.json"}
 """Backends whose versions are folders that the backend reads by itself, and the file that each version has."""
+VLLM_TENSORS: Final = (VLLM, OPENAI)
+"""Backends whose families have the tensors of vLLM's."""
 DEVICES: Final = ("GPU_DEVICE_IDS", "gpu_device_ids")
 """Parameters by which a backend takes other GPUs than that of its slice."""
 ENGINE_PATH: Final = "gpt_model_path"
@@ -28,14 +32,17 @@ ANSWER: Final = "text_output"
 SAMPLING: Final = "sampling_parameters"
 MAX_TOKENS: Final = "max_tokens"
 TOKENS_OUT: Final = "num_output_tokens"
+TOKENS_IN: Final = "num_input_tokens"
+REASON: Final = "finish_reason"
 LENGTHS: Final = (MAX_TOKENS, "request_output_len", "input_lengths")  # TensorRT-LLM's inputs that may not be 0
+ENGINE_REMEDY: Final = 'write the name that the engine has for it: {"model": "..."}'
 _FLAGS: Final = (
     "stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "return_logprobs",
     "return_num_input_tokens", "return_num_output_tokens",
 )  # fmt: skip
 _OUTPUTS: Final = {
-    ANSWER: "TYPE_STRING", "finish_reason": "TYPE_STRING", "cumulative_logprob": "TYPE_FP32",
-    "logprobs": "TYPE_STRING", "num_input_tokens": "TYPE_UINT32", TOKENS_OUT: "TYPE_UINT32",
+    ANSWER: "TYPE_STRING", REASON: "TYPE_STRING", "cumulative_logprob": "TYPE_FP32",
+    "logprobs": "TYPE_STRING", TOKENS_IN: "TYPE_UINT32", TOKENS_OUT: "TYPE_UINT32",
 }  # fmt: skip
 Api = Literal["vllm", "tensorrtllm", "trefoil", ""]
 
@@ -75,6 +82,22 @@ def engine_args(path: Path, below: Path | None) -> dict[str, Any]:
         if (value := args.get(field, 1)) != 1:
             raise CatalogError(f"{path}: a slice has one GPU", field=field, value=value, remedy="write 1, or remove it")
     return args
+
+
+def engine_model(path: Path, below: Path | None) -> str:
+    """Name of a variant's model at an engine that already runs, by its engine.json.
+
+    Raises:
+        CatalogError: it is no JSON object with that name.
+        OSError: it cannot be read.
+    """
+    try:
+        given = json.loads(read_text(path, below, CONFIG_BYTES_MAX))
+        if given.keys() == {"model"} and given["model"] and isinstance(given["model"], str):
+            return str(given["model"])
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CatalogError(f"{path} is no JSON object: {error}", remedy=ENGINE_REMEDY) from error
+    raise CatalogError(f"{path} names no model", remedy=ENGINE_REMEDY)
 
 
 def api_of(config: model_config_pb2.ModelConfig) -> Api:

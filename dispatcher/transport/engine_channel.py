@@ -1,0 +1,242 @@
+"""Channel to an engine that speaks OpenAI's API: KServe's calls, as Triton's vLLM backend has them, made into its.
+
+An answer is passed on as it comes, each event as one response. Errors are `grpc.aio.AioRpcError`, as of an `H2Channel`.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
+from dispatcher.transport.core import kserve_wire
+from dispatcher.transport.core.grpc_framing import JOIN
+from trefoil.engine_api import MESSAGES, EngineClient, EngineError, EngineTarget, Kind, Piece
+from trefoil.runtime.given.llm_backends import (
+    ANSWER,
+    OPENAI,
+    PROMPT,
+    REASON,
+    SAMPLING,
+    TOKENS_IN,
+    TOKENS_OUT,
+    complete_vllm,
+)
+
+ESTIMATED: Final = "trefoil_tokens_estimated"
+"""Parameter of the last response where the engine counts no tokens: one was counted for each event."""
+PROMPT_KEY: Final = "prompt"
+CODES: Final[Mapping[Kind, tuple[str, type[grpc.aio.AioRpcError]]]] = {
+    "unreachable": ("UNAVAILABLE", NotTaken),
+    "busy": ("RESOURCE_EXHAUSTED", grpc.aio.AioRpcError),
+    "refused": ("INVALID_ARGUMENT", grpc.aio.AioRpcError),
+    "lost": ("UNAVAILABLE", ConnectionDied),
+    "fault": ("UNAVAILABLE", grpc.aio.AioRpcError),
+}
+
+
+class EngineChannel:
+    """Channel to one engine, for one model. Belongs to one event loop."""
+
+    def __init__(self, target: str) -> None:
+        self._target = EngineTarget.parse(target)
+        self._client = EngineClient()
+        self._under_way = set[asyncio.Future[None]]()
+
+    async def unary(
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> tuple[bytes, Trailers]:  # fmt: skip
+        """Answer of what is asked about a server and its model; raises AioRpcError."""
+        method, data = path.rpartition("/")[2], JOIN(parts)
+        if method == "ModelMetadata":
+            return _metadata(pb.ModelMetadataRequest.FromString(data).name).SerializeToString(), ()
+        if method == "ModelConfig":
+            config = _config(pb.ModelConfigRequest.FromString(data).name)
+            return pb.ModelConfigResponse(config=config).SerializeToString(), ()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.alive(self._target)
+        except EngineError as error:
+            raise _status(error) from error
+        except TimeoutError as error:
+            raise _error("DEADLINE_EXCEEDED", f"{self._target.base} said nothing within {timeout_s} s") from error
+        ready = pb.ModelReadyResponse(ready=True) if method == "ModelReady" else pb.ServerLiveResponse(live=True)
+        return ready.SerializeToString(), ()
+
+    async def stream(
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> AsyncGenerator[bytes, None]:  # fmt: skip
+        """Answers to one request, the last one final; raises AioRpcError. Closing it cancels it at the engine at once,
+        whatever the grace of `leaving`."""
+        loop = asyncio.get_running_loop()
+        request, done = _request(JOIN(parts)), loop.create_future()
+        self._under_way.add(done)
+        left = leaving
+        try:
+            async with aclosing(self._client.stream(self._target, _asked(request))) as pieces:
+                answer = _Answer(request)
+                ends_s = None if timeout_s is None else loop.time() + timeout_s
+                while (piece := await _next(pieces, ends_s)) is not None:
+                    if data := answer.passed(piece):
+                        yield data
+                yield answer.last()
+            left = None
+        except EngineError as error:
+            left = None
+            raise _status(error) from error
+        except TimeoutError as error:
+            left = None
+            raise _error("DEADLINE_EXCEEDED", "Deadline Exceeded") from error
+        except grpc.aio.AioRpcError:
+            left = None
+            raise
+        finally:
+            self._under_way.discard(done)
+            done.set_result(None)
+            if left is not None:
+                left.ended(False)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Close it; answers under way may finish within the grace."""
+        if grace_s and self._under_way:
+            await asyncio.wait(self._under_way, timeout=grace_s)
+        await self._client.close()
+
+
+async def _next(pieces: AsyncGenerator[Piece, None], ends_s: float | None) -> Piece | None:
+    async with asyncio.timeout_at(ends_s):
+        return await anext(pieces, None)
+
+
+class _Answer:
+    """One answer as responses of Triton's vLLM backend."""
+
+    def __init__(self, request: Any) -> None:
+        self._id, self._model = request.id, request.model_name
+        self._streams = bool(_value(request, "stream"))
+        echo = not self._streams and not _value(request, "exclude_input_in_output")
+        self._held = str(_value(request, PROMPT) or "") if echo else ""
+        self._reason, self._counted = "", 0
+        self._tokens: int | None = None
+        self._prompt_tokens: int | None = None
+
+    def passed(self, piece: Piece) -> bytes:
+        """Response that a piece is passed on as; empty where it is kept for the last one."""
+        self._reason = piece.finish_reason or self._reason
+        self._tokens = self._tokens if piece.tokens_out is None else piece.tokens_out
+        self._prompt_tokens = self._prompt_tokens if piece.tokens_in is None else piece.tokens_in
+        if not piece.text:
+            return b""
+        if not self._streams:
+            self._held += piece.text
+            self._counted += 1
+            return b""
+        return self._response(piece.text, self._take(1), final=False)
+
+    def last(self) -> bytes:
+        """The last response, with the reason, and the tokens that were not counted with a piece."""
+        uncounted = 0 if self._streams else self._counted
+        self._counted = self._counted if self._streams else 0
+        return self._response(self._held, self._take(uncounted), final=True)
+
+    def _take(self, otherwise: int) -> int:
+        """Tokens since the last response: by the engine's count so far, else so many."""
+        count = otherwise if self._tokens is None else max(0, self._tokens - self._counted)
+        self._counted += count
+        return count
+
+    def _response(self, text: str, tokens: int, *, final: bool) -> bytes:
+        response = pb.ModelInferResponse(id=self._id, model_name=self._model)
+        _add_text(response, ANSWER, text)
+        _add_count(response, TOKENS_OUT, tokens)
+        if self._prompt_tokens is not None:
+            _add_count(response, TOKENS_IN, self._prompt_tokens)
+        data = b""
+        if final:
+            _add_text(response, REASON, self._reason)
+            data = kserve_wire.FINAL
+            data += kserve_wire.bool_parameter(ESTIMATED, True) if self._tokens is None else b""
+        return kserve_wire.stream_answer(response.SerializeToString() + data)
+
+
+def _add_text(response: Any, name: str, text: str) -> None:
+    response.outputs.add(name=name, datatype="BYTES", shape=[1])
+    data = text.encode("utf-8", "replace")
+    response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+
+
+def _add_count(response: Any, name: str, count: int) -> None:
+    response.outputs.add(name=name, datatype="UINT32", shape=[1])
+    response.raw_output_contents.append(min(count, 2**32 - 1).to_bytes(4, "little"))
+
+
+def _request(data: bytes) -> Any:
+    try:
+        return pb.ModelInferRequest.FromString(data)
+    except DecodeError as error:
+        raise _error("INVALID_ARGUMENT", f"no ModelInferRequest: {error}") from error
+
+
+def _asked(request: Any) -> dict[str, Any]:
+    """Parameters for the engine: what SAMPLING names, and the prompt where that has no messages.
+
+    Raises:
+        grpc.aio.AioRpcError: it is no JSON object, or asks for several choices.
+    """
+    text = _value(request, SAMPLING)
+    try:
+        found = json.loads(text) if text else {}
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (ValueError, RecursionError) as error:
+        why = f'{SAMPLING} is no JSON object: {error}. Remedy: send e.g. {{"max_tokens": 50}}'
+        raise _error("INVALID_ARGUMENT", why) from error
+    if found.get("n", 1) != 1:
+        raise _error("INVALID_ARGUMENT", f"n = {found['n']!r}: an engine gives one choice. Remedy: send n = 1")
+    return found if MESSAGES in found else {**found, PROMPT_KEY: _value(request, PROMPT) or ""}
+
+
+def _value(request: Any, name: str) -> Any:
+    """The only element of an input, a text or a flag; None where it is not given."""
+    for at, tensor in enumerate(request.inputs):
+        if tensor.name != name:
+            continue
+        raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else None
+        if tensor.datatype == "BOOL":
+            return bool(raw[0]) if raw else any(tensor.contents.bool_contents)
+        data = raw[4:] if raw is not None else next(iter(tensor.contents.bytes_contents), b"")
+        return data.decode("utf-8", "replace")
+    return None
+
+
+def _config(model: str) -> Any:
+    config = model_config_pb2.ModelConfig(name=model, backend=OPENAI)
+    complete_vllm(config)
+    return config
+
+
+def _metadata(model: str) -> Any:
+    config = _config(model)
+    found = pb.ModelMetadataResponse(name=model, platform=OPENAI)
+    for tensors, entries in ((config.input, found.inputs), (config.output, found.outputs)):
+        for tensor in tensors:
+            kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+            entries.add(name=tensor.name, datatype=kind, shape=tensor.dims)
+    return found
+
+
+def _status(error: EngineError) -> grpc.aio.AioRpcError:
+    code, kind = CODES[error.kind]
+    return _error(code, str(error), kind)
+
+
+def _error(code: str, details: str, kind: type[grpc.aio.AioRpcError] = grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+    return kind(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)

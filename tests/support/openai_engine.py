@@ -1,0 +1,144 @@
+"""A scripted engine that speaks OpenAI's API, with the faults of real ones.
+
+Alone: `python -m tests.support.openai_engine PORT`. It answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks for:
+    !429 !503 !404 !html           another answer than a stream
+    !half !broken !error !cut      after two words: half an event, no JSON, an error, [DONE] without a reason
+    !silence !close                after two words: nothing more, the connection is closed
+    !deaf                          nothing at all
+    !plain                         no usage, as llama.cpp's server
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+MODEL = "org/tiny"
+
+
+@dataclass
+class Engine:
+    """`bodies`: of all completions. `full`: answers 429. `running`: streams under way."""
+
+    step_s: float = 0.001
+    full: bool = False
+    running: int = 0
+    left: int = 0  # streams whose client left before their end
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    address: str = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next(
+                    (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
+                )
+                body = await reader.readexactly(length)
+                await self._answer(head.split(b" ")[1].decode(), json.loads(body or b"{}"), reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(
+        self, path: str, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if not path.endswith("completions"):
+            _reply(writer, 200 if path == "/v1/models" else 404, "application/json", '{"data": []}')
+            return
+        self.bodies.append(body)
+        prompt = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        word = prompt.split(" ")[0]
+        if self.full or word == "!429":
+            _reply(writer, 429, "application/json", '{"error": {"message": "too many requests"}}')
+        elif word == "!404" or body["model"] != MODEL:
+            _reply(writer, 404, "application/json", '{"error": {"message": "The model does not exist"}}')
+        elif word == "!503":
+            _reply(writer, 503, "text/plain", "loading the model")
+        elif word == "!html":
+            _reply(writer, 200, "text/html", "<html>It works!</html>")
+        elif len(prompt) > 1000:
+            _reply(writer, 400, "application/json", '{"error": {"message": "the maximum context length is 1000"}}')
+        elif word == "!deaf":
+            await asyncio.sleep(3600)
+        else:
+            gone = asyncio.ensure_future(reader.read(1))
+            self.running += 1
+            try:
+                await self._stream(word, body, writer, gone)
+            finally:
+                self.running -= 1
+                gone.cancel()
+
+    async def _stream(
+        self, word: str, body: dict[str, Any], writer: asyncio.StreamWriter, gone: "asyncio.Future[bytes]"
+    ) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n")
+        chat, most = "messages" in body, body.get("max_tokens", 8)
+        for at in range(most):
+            if gone.done():
+                self.left += 1
+                raise ConnectionResetError
+            text = f"w{at} "
+            part = {"delta": {"content": text}} if chat else {"text": text}
+            _event(writer, {"choices": [{"index": 0, "finish_reason": None, **part}]})
+            await writer.drain()
+            await asyncio.sleep(self.step_s)
+            if at == 1 and word in FAULTS:
+                writer.write(FAULTS[word])
+                await writer.drain()
+                if word == "!silence":
+                    await gone
+                raise ConnectionResetError
+        _event(
+            writer, {"choices": [{"index": 0, "finish_reason": "length", **({"delta": {}} if chat else {"text": ""})}]}
+        )
+        if word != "!plain" and body.get("stream_options", {}).get("include_usage"):
+            _event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": most}})
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+        raise ConnectionResetError  # the end of the connection ends the stream
+
+
+FAULTS = {
+    "!half": b'data: {"choices": [{"index": 0, "te',
+    "!broken": b"data: {choices}\n\n",
+    "!error": b'data: {"error": {"message": "the engine core died"}}\n\n',
+    "!cut": b"data: [DONE]\n\n",
+    "!silence": b": ping\n\n",
+    "!close": b"",
+}
+
+
+def _event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+    writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+def _reply(writer: asyncio.StreamWriter, status: int, kind: str, text: str) -> None:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(text)}\r\n\r\n"
+    writer.write(head.encode() + text.encode())
+
+
+@asynccontextmanager
+async def serving(port: int = 0, **settings: Any) -> AsyncIterator[Engine]:
+    """An engine in this process, on loopback."""
+    engine = Engine(**settings)
+    server = await asyncio.start_server(engine.serve, "127.0.0.1", port)
+    engine.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    try:
+        yield engine
+    finally:
+        server.close()
+
+
+async def _main(port: int) -> None:
+    async with serving(port):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1])))

@@ -1,0 +1,251 @@
+"""OpenAI's API of an engine that already runs (vLLM, SGLang, TensorRT-LLM, llama.cpp): one completion as a stream.
+
+An answer is whole once a choice has a `finish_reason`: llama.cpp's server ends a stream that it cuts off for the next
+request with [DONE] alone. Source: OpenAI's reference of streamed completions and chat completions.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self
+
+import httpx
+
+from trefoil.core.errors import InvalidInput, Unavailable
+
+CONNECT_S: Final = 2.0
+SILENCE_S: Final = 30.0
+"""Longest pause between two events of a stream, and before its first."""
+IDLE_S: Final = 1.0
+"""A connection without a request is closed after this, before an engine closes it (uvicorn: 5 s)."""
+EVENT_BYTES_MAX: Final = 1 << 20
+ERROR_BYTES_MAX: Final = 1 << 14
+SHOWN_CHARS: Final = 300
+DATA: Final = b"data:"
+DONE: Final = b"[DONE]"
+MESSAGES: Final = "messages"
+PROBE: Final[Mapping[str, Any]] = {"prompt": "0", "max_tokens": 1, "temperature": 0}
+Kind = Literal["unreachable", "busy", "refused", "lost", "fault"]
+
+
+class EngineError(Unavailable):
+    """An engine that gave no answer, or only a part of one.
+
+    `kind`: unreachable (the request was not taken), busy (429), refused (the request's own fault), lost (the connection
+    ended, or was silent), fault (all else).
+    """
+
+    def __init__(self, message: str, kind: Kind, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.kind: Kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """Address of an engine as its clients write it (`http://host:8000/v1`), and its name for the model."""
+
+    base: str
+    model: str
+
+    @classmethod
+    def parse(cls, target: str) -> Self:
+        """Read the form in which an agent publishes it: address, #, model."""
+        base, _, model = target.partition("#")
+        return cls(base, model)
+
+    def __str__(self) -> str:
+        return f"{self.base}#{self.model}"
+
+
+def check_address(address: str, field: str) -> str:
+    """Check an engine's address; returns it without a last slash.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    try:
+        url = httpx.URL(address)
+        if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment or url.userinfo):
+            return address.rstrip("/")
+    except httpx.InvalidURL:
+        pass
+    remedy = "write what its clients have as base URL, e.g. http://127.0.0.1:8000/v1"
+    raise InvalidInput("is no address of an engine", field=field, value=address, remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of an answer. `tokens_in`, `tokens_out`: of all of it, where this part says so."""
+
+    text: str = ""
+    finish_reason: str = ""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+
+
+class EngineClient:
+    """Client of engines. Belongs to one event loop."""
+
+    def __init__(self, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(silence_s, connect=CONNECT_S, pool=None), trust_env=False, follow_redirects=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_S),
+            headers={"accept-encoding": "identity"},
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def stream(self, target: EngineTarget, asked: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Pieces of one answer, the last one with its reason. `asked`: `prompt` or `messages`, and parameters.
+
+        Closing it closes its connection, which cancels the request at the engine.
+
+        Raises:
+            EngineError: there is no answer, or not all of it.
+        """
+        path = "/chat/completions" if MESSAGES in asked else "/completions"
+        body = {**asked, "model": target.model, "stream": True, "stream_options": {"include_usage": True}}
+        finished = False
+        async with self._answer(target, "POST", path, body) as answer:
+            kind = answer.headers.get("content-type", "none").partition(";")[0].strip().lower()
+            if kind != "text/event-stream":
+                raise EngineError(f"{target.base}{path} answers {kind}, no stream of events", "fault", _ADDRESS)
+            async with aclosing(_events(answer.aiter_raw())) as events:
+                async for event in events:
+                    piece = _piece(event)
+                    finished = finished or bool(piece.finish_reason)
+                    yield piece
+        if not finished:
+            why = f"{target.base} broke the answer off: its stream ended without a finish_reason"
+            raise EngineError(why, "fault", "try again; llama.cpp's server needs --interrupt_requests false")
+
+    async def probe(self, target: EngineTarget) -> None:
+        """Have one token answered, which alone proves an engine. An engine that is full answers.
+
+        Raises:
+            EngineError: it does not.
+        """
+        try:
+            async with aclosing(self.stream(target, PROBE)) as pieces:
+                async for _ in pieces:
+                    pass
+        except EngineError as error:
+            if error.kind != "busy":
+                raise
+
+    async def alive(self, target: EngineTarget) -> None:
+        """Ask for its models, whose list it need not have: any answer shows that it lives; raises EngineError."""
+        try:
+            async with self._answer(target, "GET", "/models", None):
+                pass
+        except EngineError as error:
+            if error.kind in ("unreachable", "lost"):
+                raise
+
+    @asynccontextmanager
+    async def _answer(
+        self, target: EngineTarget, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[httpx.Response]:
+        """Answer with status 200, to be read; raises EngineError, of its reading too."""
+        try:
+            async with self._http.stream(method, target.base + path, json=body) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise await _refusal(target, path, answer)
+                yield answer
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            said = str(error) or f"no connection within {CONNECT_S:g} s"
+            raise EngineError(f"failed to connect to {target.base}: {said}", "unreachable", _ADDRESS) from error
+        except httpx.TimeoutException as error:
+            why = f"{target.base} said nothing for {self._silence_s:g} s"
+            raise EngineError(why, "lost", "see its log; then try again") from error
+        except httpx.HTTPError as error:
+            raise EngineError(f"{target.base} ended the connection: {error}", "lost", "see its log") from error
+
+
+_ADDRESS: Final = "check that the engine runs there and speaks OpenAI's API"
+
+
+async def _refusal(target: EngineTarget, path: str, answer: httpx.Response) -> EngineError:
+    """The error that a status other than 200 is, with the engine's own words."""
+    text = b""
+    async for part in answer.aiter_raw():
+        text += part
+        if len(text) > ERROR_BYTES_MAX:
+            break
+    said = _words(text.decode("utf-8", "replace"))
+    status = answer.status_code
+    if status == httpx.codes.TOO_MANY_REQUESTS:
+        return EngineError(f"the engine is full, it answers 429: {said}", "busy", "try again later")
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
+        why = f"{target.base}{path} answers {status} for model {target.model}: {said}"
+        return EngineError(why, "fault", "correct address or model")
+    if 400 <= status < 500:
+        return EngineError(said, "refused")
+    return EngineError(f"{target.base}{path} answers {status}: {said}", "fault", "see its log")
+
+
+def _words(text: str) -> str:
+    """Words of an error's body: OpenAI's message, FastAPI's detail, else how the text begins."""
+    try:
+        given = json.loads(text)
+        found = given.get("error", given.get("detail", given.get("message", text)))
+        text = str(found.get("message", found) if isinstance(found, dict) else found)
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    return " ".join(text.split())[:SHOWN_CHARS] or "without a word"
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Objects of a stream's events, up to its end; raises EngineError for what is no event."""
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            text = line.removeprefix(DATA).strip()
+            if text == DONE:
+                return
+            if line.startswith(DATA) and text:
+                yield _event(text)
+        if len(rest) > EVENT_BYTES_MAX:
+            raise EngineError(f"an event of the engine is longer than {EVENT_BYTES_MAX} bytes", "fault")
+    if rest.strip() and rest.removeprefix(DATA).strip() != DONE:
+        raise EngineError(f"the engine ended within an event: {_shown(rest)}", "fault", "try again")
+
+
+def _event(text: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"an event of the engine is no JSON: {_shown(text)}", "fault") from error
+    if not isinstance(found, dict):
+        raise EngineError(f"an event of the engine is no object: {_shown(text)}", "fault")
+    if found.get("error"):
+        raise EngineError(f"the engine broke the answer off: {_words(text.decode('utf-8', 'replace'))}", "fault")
+    return found
+
+
+def _shown(text: bytes) -> str:
+    return text[:SHOWN_CHARS].decode("utf-8", "replace")
+
+
+def _piece(event: Mapping[str, Any]) -> Piece:
+    """Piece of an answer that an event is."""
+    try:
+        choice: Mapping[str, Any] = next((one for one in event.get("choices") or () if not one.get("index")), {})
+        text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        usage = event.get("usage") or {}
+        return Piece(
+            str(text), str(choice.get("finish_reason") or ""), _count(usage, "prompt_tokens"),
+            _count(usage, "completion_tokens"),
+        )  # fmt: skip
+    except (AttributeError, TypeError) as error:
+        raise EngineError(f"an event of the engine is no completion: {_shown(str(event).encode())}", "fault") from error
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int | None:
+    count = usage.get(name)
+    return count if type(count) is int and count >= 0 else None
