@@ -1,6 +1,8 @@
 """A scripted engine that speaks OpenAI's API, with the faults of real ones.
 
-Alone: `python -m tests.support.openai_engine PORT`. It answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks for:
+Alone: `python -m tests.support.openai_engine PORT`.
+
+It answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks for:
     !429 !503 !404 !html           another answer than a stream
     !half !broken !error !cut      after two words: half an event, no JSON, an error, [DONE] without a reason
     !silence !close                after two words: nothing more, the connection is closed

@@ -28,6 +28,7 @@ UNKNOWN: Final = "gpu:"  # begins the name of a board that no table describes
 NO_MIG: Final = "-nomig"  # ends the name of a board's type with MIG mode off
 LESS: Final = ":less:"  # in the name of a type of which a device does not offer everything (`limited_type`)
 ENGINE: Final = "engine:"  # begins the name of the one slice type of a device with an adopted engine
+SLEEPS: Final = ":sleeps"  # ends the name of its type where a command puts it to sleep
 MEMORY_SLICES: Final = 8  # of every MIG-capable GPU so far
 COMPUTE_SLICES: Final = 7
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
@@ -250,6 +251,7 @@ _BOARD: Final = re.compile(
 )
 _CPU_DEVICE: Final = re.compile(r"cpu:([1-9]\d{0,3})")
 _CPU_SLICE: Final = re.compile(r"cpu:([1-9]\d{0,3})")
+_ENGINE: Final = re.compile(f"{ENGINE}([A-Za-z0-9._-]+):([A-Za-z0-9._-]+)({SLEEPS})?")
 _QUOTA_SLICE: Final = re.compile(r"quota:(0|[1-9]\d{0,3})\.(\d)")
 
 
@@ -270,6 +272,9 @@ def reported_type(name: str) -> DeviceType:
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]
     whole, less, limits = name.partition(LESS)
+    if engine := _ENGINE.fullmatch(limits):
+        known = reported_type(whole)
+        return known if known.unknown else engine_type(known, engine[1], engine[2], bool(engine[3]))
     if less and whole in DEVICE_TYPES:
         return _limited(DEVICE_TYPES[whole], limits)
     if name.startswith(UNKNOWN) and (board := _unknown_board(name)) is not None:
@@ -432,7 +437,7 @@ def engine_type(kind: DeviceType, family: str, variant: str, sleeps: bool) -> De
     shape = replace(kind.largest, name=engine_slice(family, variant), compute_slices=1, memory_slices=1, starts=(0,))
     return replace(
         kind,
-        name=f"{kind.name}{LESS}{shape.name}",
+        name=f"{kind.name}{LESS}{shape.name}{SLEEPS * sleeps}",
         kind=DeviceKind.WHOLE_GPU,
         slice_types=(shape,),
         sleep_w=kind.sleep_w if sleeps else kind.idle_w,

@@ -11,6 +11,7 @@ import typer
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.output import AsJson, console, grid, print_json, slow, ticking
 from trefoil.core.errors import BinaryMissing, SettingError, StartError
+from trefoil.core.plan_check import CREDITS_MAX
 from trefoil.installation import MODELS, own_repository, triton_environment
 from trefoil.runtime.given.repository_names import check_name
 
@@ -163,6 +164,60 @@ def import_(
         return
     for line in _lines(imported, costs):
         console().print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
+@slow
+def engine(
+    engines: Annotated[list[str], typer.Argument(metavar="VARIANT=ADDRESS[#MODEL]...", help="Engines that run.")],
+    as_: Annotated[str, typer.Option("--as", metavar="FAMILY", help="Family to be written.")],
+    tokens_mean: Annotated[float, typer.Option(help="Mean tokens of an answer.", min=2, max=1_000_000)],
+    slo_latency_ms: Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)],
+    device_type: Annotated[str, typer.Option(help="Board that they compute on, as in docs/device-types.md.")],
+    accuracy: Annotated[list[str] | None, PerModel] = None,
+    accuracy_source: Annotated[str, typer.Option(help="Who measured it, on what.")] = "stated at adoption",
+    metric: Annotated[str, typer.Option(help="What accuracy is.")] = "accuracy",
+    slo_percentile: Annotated[
+        float, typer.Option(help="Percent of requests that must meet it.", min=1, max=99.99)
+    ] = 95.0,
+    licence: Annotated[str, typer.Option(help="Of the weights.")] = "not stated at adoption",
+    streams: Annotated[str, typer.Option(help="Streams at once that are measured; the most is a slice's.")] = "1,4,16",
+    seconds: Annotated[float, typer.Option(help="How long each number of streams is measured.", min=0)] = 3.0,
+    repository: Repository = MODELS,
+    as_json: AsJson = False,
+) -> None:
+    """Write a family for engines that already run and speak OpenAI's API, measured at their addresses."""
+    from trefoil.cli.family.adopt_engine import adopt_engines, lines, parse_engines, whole_board
+    from trefoil.cli.family.import_family import Statement, parse_accuracies, parse_numbers
+
+    found = parse_engines(engines)
+    stated = Statement(
+        family=check_name(as_, "--as"),
+        accuracies=parse_accuracies(list(found), parse_numbers(accuracy, "--accuracy"), None),
+        accuracy_source=accuracy_source,
+        slo_latency_ms=slo_latency_ms,
+        slo_percentile=slo_percentile,
+        metric=metric,
+        licence=licence,
+        tokens_mean=tokens_mean,
+    )
+    into, board, numbers = own_repository(repository), whole_board(device_type), _parse_streams(streams)
+    with ticking(quiet=as_json) as say:
+        measured = adopt_engines(found, into, stated, board, numbers, seconds, say)
+    if as_json:
+        told = {name: [asdict(one) for one in each] for name, each in measured.items()}
+        print_json({"family": as_, "folder": str(into / as_), "measured": told})
+        return
+    for line in lines(stated, into / as_, found, measured):
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def _parse_streams(text: str) -> list[int]:
+    numbers = [int(one) if one.strip().isdecimal() else 0 for one in text.split(",")]
+    if not all(1 <= one <= CREDITS_MAX for one in numbers) or numbers != sorted(set(numbers)):
+        remedy = f"write numbers from 1 to {CREDITS_MAX} that rise, as 1,4,16"
+        raise SettingError("are no numbers of streams", field="--streams", value=text, remedy=remedy)
+    return numbers
 
 
 @app.command()

@@ -180,7 +180,8 @@ def _write(
             stated.sizes_bytes[source.name] = _copy_files(source, fresh / str(version), link=link)
             result.variants.append(ImportedVariant(source.name, version, source.version))
         (fresh / CONFIG).write_text(text_format.MessageToString(contract), encoding="utf-8")
-        (fresh / FAMILY_FILE).write_text(family_toml(stated, models, repository), encoding="utf-8")
+        text = family_toml(stated, models, f"`trefoil family import` from {_quoted(repository.name)}")
+        (fresh / FAMILY_FILE).write_text(text, encoding="utf-8")
         load_family(fresh)  # what was just written is judged as any other family
         if note := run_graphs(fresh):
             result.notes.append(note)
@@ -347,8 +348,8 @@ def _from_file(path: Path) -> dict[str, float]:
         raise system_error(SettingError, error, "be read", path, field="--accuracies", remedy=remedy) from error
 
 
-def family_toml(stated: Statement, models: Sequence[str], repository: Path) -> str:
-    """Text of the family.toml of an import.
+def family_toml(stated: Statement, models: Sequence[str], writer: str) -> str:
+    """Text of the family.toml of an import. `writer`: who wrote it, and of what.
 
     Raises:
         CatalogError: two models have one name.
@@ -357,7 +358,7 @@ def family_toml(stated: Statement, models: Sequence[str], repository: Path) -> s
         raise CatalogError("a model stands twice", field="--as", value=list(models), remedy="name each once")
     load_s = LLM_LOAD_S if stated.tokens_mean else LOAD_S
     lines = [
-        f"# Written by `trefoil family import` from {_quoted(repository.name)}. Assumed where nothing was stated:",
+        f"# Written by {writer}. Assumed where nothing was stated:",
         f"# memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {load_s:g}.",
         "# macs = 0 means unknown.",
         f"name = {_quoted(stated.family)}",

@@ -1,0 +1,200 @@
+"""Write a family whose variants engines serve that already run: asked and measured at their addresses.
+
+MODELS/chat/config.pbtxt, family.toml
+           1/engine.json            the name that the variant has at its engine
+           profile.csv              answers of 1, 4, 16, ... streams at once; joules are estimated
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import trefoil
+from trefoil.cli.family.import_family import UNFINISHED, Statement, family_toml
+from trefoil.core.device_types import DEVICE_TYPES, NO_MIG, device_type, engine_slice
+from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, Unavailable, system_error
+from trefoil.core.fleet import DeviceKind, DeviceType
+from trefoil.core.units import MS_PER_S
+from trefoil.engine_api import EngineClient, EngineTarget, check_address
+from trefoil.profiler.profile_csv import (
+    QUANTILES,
+    ProfilePoint,
+    ProfileProvenance,
+    estimated_j,
+    profile_text,
+    write_profile,
+)
+from trefoil.profiler.stream_load import PROMPT_WORDS, WORDS
+from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.given.llm_backends import LLM_FILES, MAX_TOKENS, OPENAI
+from trefoil.runtime.given.repository_names import check_name
+from trefoil.runtime.model_files import CONFIG
+from trefoil.runtime.repository import FAMILY_FILE, PROFILE_FILE, load_family
+
+SOURCE: Final = "trefoil family engine: times measured; joules estimated by core/power at density 1, no meter"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Answers of so many streams at once [ms]: median TTFT and TPOT, and quantiles of an answer of `tokens_mean`."""
+
+    streams: int
+    ttft_ms: float
+    tpot_ms: float
+    latency_ms: tuple[float, float, float]
+
+
+def parse_engines(given: Sequence[str]) -> dict[str, EngineTarget]:
+    """Engines by variant, from `VARIANT=ADDRESS` or `VARIANT=ADDRESS#MODEL`.
+
+    Raises:
+        InvalidInput: not of that form, no address, or a variant stands twice.
+    """
+    found: dict[str, EngineTarget] = {}
+    for text in given:
+        name, _, place = text.partition("=")
+        target = EngineTarget.parse(place)
+        if not place or name in found:
+            why = "stands twice" if name in found else "is not of the form VARIANT=ADDRESS"
+            remedy = "write small=http://127.0.0.1:8000/v1, and #MODEL where the engine calls it otherwise"
+            raise SettingError(why, field="ENGINE", value=text, remedy=remedy)
+        check_name(name, "ENGINE")
+        found[name] = EngineTarget(check_address(target.base, "ENGINE"), target.model or name)
+    return found
+
+
+def whole_board(name: str) -> DeviceType:
+    """Device type of a board on which an engine runs, outside MIG mode; raises NotFound for none."""
+    known = device_type(name)
+    if known.kind == DeviceKind.MIG_GPU:
+        known = DEVICE_TYPES.get(f"{name}{NO_MIG}", known)
+    if known.kind != DeviceKind.WHOLE_GPU:
+        raise SettingError("is no GPU that serves whole", field="--device-type", value=name, remedy="name a GPU")
+    return known
+
+
+def adopt_engines(
+    engines: Mapping[str, EngineTarget], into: Path, stated: Statement, board: DeviceType, streams: Sequence[int],
+    seconds: float, say: Callable[[str], None],
+) -> dict[str, list[Measured]]:  # fmt: skip
+    """Measure engines and write the family `into`/<family>; nothing is written where one of them does not answer.
+
+    Raises:
+        CatalogError: the family exists.
+        EngineError, Unavailable: an engine that does not answer, or too shortly.
+        DiskUnavailable: the disk refuses.
+    """
+    target = into / check_name(stated.family, "--as")
+    if os.path.lexists(target):
+        remedy = "take another name, or remove it first"
+        raise CatalogError(f"{target} exists already", field="--as", value=stated.family, remedy=remedy)
+    clock, measured = WallClock(), dict[str, list[Measured]]()
+    for name, engine in engines.items():
+        measured[name] = asyncio.run(_measure(engine, stated.tokens_mean, streams, seconds, clock, say))
+    points = [_point(board, stated.family, name, one) for name, found in measured.items() for one in found]
+    date = datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%d")
+    made = ProfileProvenance(board.name, date, f"trefoil {trefoil.__version__}", False, SOURCE, "modelled")
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into, prefix=f"{UNFINISHED}{os.getpid()}-") as folder:
+            fresh = Path(folder) / stated.family
+            for version, engine in enumerate(engines.values(), 1):
+                (fresh / str(version)).mkdir(parents=True)
+                model = json.dumps({"model": engine.model}, ensure_ascii=False)
+                (fresh / str(version) / LLM_FILES[OPENAI]).write_text(model + "\n", encoding="utf-8")
+            (fresh / CONFIG).write_text(f'name: "{stated.family}"\nbackend: "{OPENAI}"\n', encoding="utf-8")
+            text = family_toml(stated, list(engines), "`trefoil family engine`")
+            (fresh / FAMILY_FILE).write_text(text, encoding="utf-8")
+            load_family(fresh)
+            write_profile(fresh / PROFILE_FILE, fresh, profile_text(points, made, estimate_energy=False))
+            fresh.rename(target)
+    except OSError as error:
+        remedy = "make room there, or make it writable"
+        raise system_error(DiskUnavailable, error, "be written", into, field="repository", remedy=remedy) from error
+    return measured
+
+
+def _point(board: DeviceType, family: str, variant: str, found: Measured) -> ProfilePoint:
+    point = ProfilePoint(
+        device_type=board.name,
+        slice_type=board.largest.name,
+        variant=variant,
+        batch=found.streams,
+        clock_mhz=max(board.clocks_mhz, default=0),
+        latency_ms=found.latency_ms,
+        throughput_per_s=found.streams * MS_PER_S / found.latency_ms[0],
+        energy_active_j=None,
+        memory_mib=0,
+        samples=1,
+    )
+    return replace(point, energy_active_j=estimated_j(point), slice_type=engine_slice(family, variant))
+
+
+async def _measure(
+    engine: EngineTarget, tokens_mean: float, streams: Sequence[int], seconds: float, clock: Clock,
+    say: Callable[[str], None],
+) -> list[Measured]:  # fmt: skip
+    client, numbers = EngineClient(), count()
+    try:
+        await client.probe(engine)
+        found = []
+        for at_once in streams:
+            say(f"{engine}: {at_once} streams at once")
+            until_s = clock.monotonic_s() + seconds
+            tasks = [_stream(client, engine, tokens_mean, numbers, until_s, clock) for _ in range(at_once)]
+            told = [one for each in await asyncio.gather(*tasks) for one in each]
+            whole = sorted(ttft + tpot * (tokens_mean - 1) for ttft, tpot in told)
+            p50, p95, p99 = (whole[min(len(whole) - 1, int(q * len(whole)))] for q in QUANTILES)
+            ttft, tpot = (statistics.median(times) for times in zip(*told, strict=True))
+            found.append(Measured(at_once, ttft, tpot, (p50, p95, p99)))
+        return found
+    finally:
+        await client.close()
+
+
+async def _stream(
+    client: EngineClient, engine: EngineTarget, tokens_mean: float, numbers: "count[int]", until_s: float, clock: Clock
+) -> list[tuple[float, float]]:
+    """TTFT and TPOT [ms] of one answer after the other, at least of one; raises EngineError, Unavailable."""
+    found: list[tuple[float, float]] = []
+    while not found or clock.monotonic_s() < until_s:
+        words = [str(next(numbers)), *(WORDS[i % len(WORDS)] for i in range(PROMPT_WORDS - 1))]
+        asked = {"prompt": " ".join(words), MAX_TOKENS: max(2, round(tokens_mean)), "temperature": 0}
+        began_s, times, tokens = clock.monotonic_s(), list[float](), 0
+        async with aclosing(client.stream(engine, asked)) as pieces:
+            async for piece in pieces:
+                if piece.text:
+                    times.append(clock.monotonic_s())
+                tokens = piece.tokens_out or max(tokens, len(times))
+        if tokens < 2 or len(times) < 2:
+            remedy = "ask a model that goes on, or profile it by hand"
+            raise Unavailable(f"{engine.base} answered {tokens} tokens: no time of a token", remedy=remedy)
+        tpot_ms = (times[-1] - times[0]) * MS_PER_S / (tokens - 1)
+        found.append(((times[0] - began_s) * MS_PER_S, max(tpot_ms, 1e-3)))
+    return found
+
+
+def lines(
+    stated: Statement, folder: Path, engines: Mapping[str, EngineTarget], measured: Mapping[str, list[Measured]]
+) -> list[str]:
+    """What was measured, and the settings that adopt the engines."""
+    found = [
+        f"  {name}: {one.streams} streams: TTFT {one.ttft_ms:.0f} ms, TPOT {one.tpot_ms:.1f} ms"
+        for name, each in measured.items()
+        for one in each
+    ]
+    found += [f"{folder} holds family {stated.family}. Its engines are adopted by these settings of `trefoil up`:"]
+    found += ["(a power agent of its own: [[engines]]; devices: the GPUs that the engine computes on)"]
+    for name, engine in engines.items():
+        found += ["", "[[power_agent.engines]]", f'family = "{stated.family}"', f'variant = "{name}"']
+        found += [f"address = {json.dumps(engine.base)}", 'devices = ["gpu0"]']
+    return found
