@@ -14,7 +14,7 @@ import httpx
 
 from trefoil.core.errors import InvalidInput, Unavailable
 
-CONNECT_S: Final = 2.0
+CONNECT_S: Final = 5.0
 SILENCE_S: Final = 30.0
 """Longest pause between two events of a stream, and before its first."""
 IDLE_S: Final = 1.0

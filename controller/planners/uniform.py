@@ -18,7 +18,7 @@ from controller.planners.planning_input import (
 )
 from trefoil.core.brains import Decision
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import Placement
+from trefoil.core.device_types import Placement, engine_of
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Expected
@@ -30,7 +30,8 @@ KERNEL_REQUESTS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Uniform layout: which devices host what. Several families take the devices of each type in turn."""
+    """Uniform layout: which devices host what. Several families take the devices of each type in turn, but for those
+    whose best variant an engine serves that already runs; what engines serve is not chosen."""
 
     layout: Callable[[Device], Placement]
     variant: Callable[[PlanningInput, Task, Device, str], Variant]
@@ -38,11 +39,19 @@ class Uniform:
     def host(self, inputs: PlanningInput) -> dict[str, tuple[HostedSlice, ...]]:
         """Hosted slices of every device."""
         hosted: dict[str, tuple[HostedSlice, ...]] = {}
-        for index, device in enumerate(sorted(inputs.devices, key=lambda device: device.type.name)):
-            if device.frozen or not inputs.tasks:
+        engines = {device.name: engine for device in inputs.devices if (engine := engine_of(device.type))}
+        tasks = [t for t in inputs.tasks if (t.family, inputs.known.family(t.family).best.name) not in engines.values()]
+        for device in (device for device in inputs.devices if device.name in engines):
+            family, variant = engines[device.name]
+            fixed = HostedSlice(device.type.largest.key(device.name), family, variant)
+            served = (fixed,) if any(task.family == family for task in inputs.tasks) else ()
+            hosted[device.name] = device.running if device.frozen else served
+        others = [device for device in inputs.devices if device.name not in engines]
+        for index, device in enumerate(sorted(others, key=lambda device: device.type.name)):
+            if device.frozen or not tasks:
                 hosted[device.name] = device.running
                 continue
-            task = inputs.tasks[index % len(inputs.tasks)]
+            task = tasks[index % len(tasks)]
             hosted[device.name] = tuple(
                 HostedSlice(
                     SliceKey(device.name, n, start, size), task.family, self.variant(inputs, task, device, n).name

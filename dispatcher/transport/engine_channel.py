@@ -48,6 +48,8 @@ class EngineChannel:
         self._target = EngineTarget.parse(target)
         self._client = EngineClient()
         self._under_way = set[asyncio.Future[None]]()
+        self._waits = set[asyncio.Timeout]()
+        self._closed = False
 
     async def unary(
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
@@ -60,6 +62,7 @@ class EngineChannel:
         if method == "ModelConfig":
             config = _config(pb.ModelConfigRequest.FromString(data).name)
             return pb.ModelConfigResponse(config=config).SerializeToString(), ()
+        self._refuse_closed()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.alive(self._target)
@@ -76,6 +79,7 @@ class EngineChannel:
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
         """Answers to one request, the last one final; raises AioRpcError. Closing it cancels it at the engine at once,
         whatever the grace of `leaving`."""
+        self._refuse_closed()
         loop = asyncio.get_running_loop()
         request, done = _request(JOIN(parts)), loop.create_future()
         self._under_way.add(done)
@@ -84,7 +88,7 @@ class EngineChannel:
             async with aclosing(self._client.stream(self._target, _asked(request))) as pieces:
                 answer = _Answer(request)
                 ends_s = None if timeout_s is None else loop.time() + timeout_s
-                while (piece := await _next(pieces, ends_s)) is not None:
+                while (piece := await self._next(pieces, ends_s)) is not None:
                     if data := answer.passed(piece):
                         yield data
                 yield answer.last()
@@ -94,6 +98,8 @@ class EngineChannel:
             raise _status(error) from error
         except TimeoutError as error:
             left = None
+            if self._closed:
+                raise asyncio.CancelledError("its channel was closed") from error
             raise _error("DEADLINE_EXCEEDED", "Deadline Exceeded") from error
         except grpc.aio.AioRpcError:
             left = None
@@ -105,15 +111,27 @@ class EngineChannel:
                 left.ended(False)
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Close it; answers under way may finish within the grace."""
+        """Close it; answers under way may finish within the grace, and are then cancelled."""
         if grace_s and self._under_way:
             await asyncio.wait(self._under_way, timeout=grace_s)
+        self._closed = True
+        for wait in self._waits:
+            wait.reschedule(0.0)
+        if self._under_way:
+            await asyncio.wait(self._under_way)
         await self._client.close()
 
+    async def _next(self, pieces: AsyncGenerator[Piece, None], ends_s: float | None) -> Piece | None:
+        async with asyncio.timeout_at(0.0 if self._closed else ends_s) as wait:
+            self._waits.add(wait)
+            try:
+                return await anext(pieces, None)
+            finally:
+                self._waits.discard(wait)
 
-async def _next(pieces: AsyncGenerator[Piece, None], ends_s: float | None) -> Piece | None:
-    async with asyncio.timeout_at(ends_s):
-        return await anext(pieces, None)
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise _error("CANCELLED", "Channel is closed.")
 
 
 class _Answer:

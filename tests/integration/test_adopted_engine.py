@@ -1,15 +1,20 @@
 """An engine that already runs and speaks OpenAI's API, behind a dispatcher: OpenAI's package, gRPC, its faults."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 
+import openai
 import pytest
 from openai import AsyncOpenAI
 
 from tests.support import openai_engine
 from tests.support.dispatching import DispatcherSystem, dispatching, until
+from tests.support.engine_family import outputs, request
+from tests.support.generation import answers
 from tests.support.openai_engine import MODEL, Engine
 from tests.unit.dispatcher.worlds import key, node, status
+from trefoil import engine_api
 from trefoil.core.fleet import Hosted
 from trefoil.core.plan import Route, RouteTarget
 
@@ -45,7 +50,7 @@ async def publish(system: DispatcherSystem, *addresses: str, credits: int = 8) -
         for n, address in enumerate(addresses)
     ]
     targets = [RouteTarget(key(n), "tiny", 0, 1 / len(slices), credits, False, "", 0.6, 1) for n in range(len(slices))]
-    await system.publish(node(slices), [Route(CHAT, "weighted", "fifo", tuple(targets), 100, 0, {})])
+    await system.publish(node(slices), [Route(CHAT, "weighted", "fifo", tuple(targets), 5000, 0, {})])
     await until(lambda: system.running.contracts.known(CHAT))
 
 
@@ -81,3 +86,106 @@ async def test_completions_and_chats_are_the_engines_own_with_its_usage(adopted,
     assert "max_tokens" not in engine.bodies[-1]
     plain = await adopted.client.completions.create(model=CHAT, prompt="!plain", max_tokens=4)
     assert (plain.usage.completion_tokens, "completion_tokens" in plain.usage.trefoil_estimated) == (4, True)
+
+
+FAULTS = {
+    "!429": (openai.RateLimitError, "the engine is full"),
+    "!503": (openai.InternalServerError, "answers 503: loading the model"),
+    "!404": (openai.InternalServerError, "The model does not exist. Remedy: correct address or model"),
+    "!html": (openai.InternalServerError, "answers text/html, no stream of events. Remedy: check that the engine"),
+    "!half": (openai.InternalServerError, "ended within an event"),
+    "!broken": (openai.InternalServerError, "is no JSON: {choices}"),
+    "!error": (openai.InternalServerError, "broke the answer off: the engine core died"),
+    "!cut": (openai.InternalServerError, "broke the answer off: its stream ended without a finish_reason"),
+    "!close": (openai.InternalServerError, "broke the answer off: its stream ended without a finish_reason"),
+    "x" * 1001: (openai.BadRequestError, "the maximum context length is 1000"),
+}
+
+
+@pytest.mark.parametrize("prompt", FAULTS, ids=lambda prompt: prompt[:8])
+async def test_each_fault_is_one_error_and_the_engine_serves_on(adopted, engine, prompt):
+    kind, words = FAULTS[prompt]
+    with pytest.raises(kind, match=words):
+        await adopted.client.completions.create(model=CHAT, prompt=prompt)
+    if prompt in openai_engine.FAULTS:
+        with pytest.raises(openai.APIError, match=words):
+            await adopted.stream(prompt)
+    await until(lambda: not load(adopted))
+    assert engine.running == 0
+    texts, _ = await adopted.stream("well again")
+    assert len(texts) == 6
+
+
+async def test_an_engine_that_falls_silent_is_one_error_after_its_time(adopted, engine, monkeypatch, state, tmp_path):
+    monkeypatch.setattr(engine_api.EngineClient.__init__, "__defaults__", (0.5,))
+    await publish(adopted.system)
+    await publish(adopted.system, engine.address)
+    for prompt in ("!silence", "!deaf"):
+        with pytest.raises(openai.InternalServerError, match=r"said nothing for 0\.5 s"):
+            await adopted.client.completions.create(model=CHAT, prompt=prompt)
+    await until(lambda: not load(adopted))
+    assert len((await adopted.stream("well again"))[0]) == 6
+
+
+async def test_a_client_that_leaves_and_a_deadline_free_their_place_at_the_engine(adopted, engine):
+    engine.step_s = 0.02
+    stream = await adopted.client.completions.create(model=CHAT, prompt="long", max_tokens=10_000, stream=True)
+    async for _ in stream:
+        break
+    assert engine.running == 1
+    await stream.close()
+    await until(lambda: engine.left == 1 and engine.running == 0 and not load(adopted), 1.0)
+    with pytest.raises(openai.APIError, match="Deadline"):
+        await adopted.client.completions.create(
+            model=CHAT, prompt="long", max_tokens=10_000, extra_body={"timeout": 300_000}
+        )
+    await until(lambda: engine.left == 2 and engine.running == 0 and not load(adopted), 1.0)
+
+
+async def test_a_stop_sequence_ends_the_stream_at_the_engine(adopted, engine):
+    engine.step_s = 0.005
+    texts, events = await adopted.stream("long", max_tokens=10_000, stop="w3")
+    assert "".join(texts) == "w0 w1 w2 "
+    assert events[-1].choices[0].finish_reason == "stop"
+    await until(lambda: engine.running == 0 and not load(adopted), 2.0)
+
+
+async def test_hundreds_of_streams_are_whole(adopted, engine):
+    await publish(adopted.system, engine.address, credits=64)
+    answers_ = await asyncio.gather(*(adopted.stream(f"prompt {n}", max_tokens=3 + n % 5) for n in range(300)))
+    assert [len(texts) for texts, _ in answers_] == [3 + n % 5 for n in range(300)]
+
+
+async def test_an_engine_that_is_gone_gets_nothing_and_no_token_comes_twice(adopted, engine):
+    async with openai_engine.serving(step_s=0.02) as other:
+        await publish(adopted.system, engine.address, other.address)
+        engine.step_s = 0.02
+        streams = [asyncio.create_task(adopted.stream("long", max_tokens=60)) for _ in range(8)]
+        await until(lambda: other.running == 4 and engine.running == 4)
+        other.stop()
+        found = await asyncio.gather(*streams, return_exceptions=True)
+    failed = [one for one in found if isinstance(one, openai.APIError)]
+    whole = [one[0] for one in found if isinstance(one, tuple)]
+    assert (len(failed), len(whole)) == (4, 4), found
+    assert all(texts == [f"w{n} " for n in range(60)] for texts in whole)
+    engine.step_s = 0.0
+    texts = await asyncio.gather(*(adopted.stream("on") for _ in range(8)))
+    assert [len(one) for one, _ in texts] == [6] * 8, "what was not taken there is tried here"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"), [({"stream": True}, ""), ({}, "hello"), ({"exclude_input_in_output": True}, "")]
+)
+async def test_clients_of_grpc_see_tritons_vllm_backend(adopted, flags, text):
+    target = adopted.system.running.address
+    asked = request("hello", sampling={"max_tokens": 3}, **{"stream": None, **flags})
+    found = [outputs(one) async for one in answers(target, asked)]
+    assert b"".join(one["text_output"][0] for one in found if one) == f"{text}w0 w1 w2 ".encode()
+    assert sum(one["num_output_tokens"][0] for one in found if one) == 3
+    assert found[-1]["finish_reason"] == [b"length"]
+
+
+@pytest.mark.parametrize(("sampling", "words"), [(b"{", "no JSON object"), ({"n": 2}, "an engine gives one choice")])
+async def test_sampling_parameters_that_are_none_are_refused_by_name(adopted, sampling, words):
+    [answer] = [one async for one in answers(adopted.system.running.address, request("hello", sampling=sampling))]
+    assert words in answer.error_message

@@ -31,9 +31,19 @@ class Engine:
     left: int = 0  # streams whose client left before their end
     bodies: list[dict[str, Any]] = field(default_factory=list)
     address: str = ""
+    server: asyncio.Server | None = None
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def stop(self) -> None:
+        """End it as a kill does: nothing listens any more, connections are reset."""
+        assert self.server is not None
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
+        self.writers.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = next(
@@ -44,6 +54,7 @@ class Engine:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.writers.discard(writer)
             writer.close()
 
     async def _answer(
@@ -129,7 +140,7 @@ def _reply(writer: asyncio.StreamWriter, status: int, kind: str, text: str) -> N
 async def serving(port: int = 0, **settings: Any) -> AsyncIterator[Engine]:
     """An engine in this process, on loopback."""
     engine = Engine(**settings)
-    server = await asyncio.start_server(engine.serve, "127.0.0.1", port)
+    engine.server = server = await asyncio.start_server(engine.serve, "127.0.0.1", port)
     engine.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     try:
         yield engine

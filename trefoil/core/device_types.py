@@ -444,6 +444,12 @@ def engine_type(kind: DeviceType, family: str, variant: str, sleeps: bool) -> De
     )
 
 
+def engine_of(kind: DeviceType) -> tuple[str, str] | None:
+    """Family and variant that the engine of a device serves; None: it has none."""
+    engine = _ENGINE.fullmatch(kind.name.partition(LESS)[2])
+    return (engine[1], engine[2]) if engine else None
+
+
 @lru_cache(maxsize=1024)
 def slice_cores(slice_type_name: str) -> float:
     """Cores of a `cpu:N` or `quota:X.Y` slice; 0.0 for every other slice type."""
