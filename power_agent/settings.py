@@ -175,8 +175,8 @@ class PowerAgentSettings(ServiceSettings):
     """RuntimeClass of pods with a GPU."""
     kubernetes_service_account: str = "default"
     """ServiceAccount of pods, which names their image pull secrets; pods get no token."""
-    kubernetes_resources: dict[str, dict[str, str]] = Field(
-        default_factory=lambda: {"requests": {"cpu": "500m", "memory": "2Gi"}}
+    kubernetes_resources: dict[str, dict[str, str | float]] = Field(
+        default={"requests": {"cpu": "500m", "memory": "2Gi"}}
     )
     """Requests and limits of a pod, as Kubernetes writes them."""
     kubernetes_shm_mib: int = Field(default=256, ge=16)

@@ -22,7 +22,7 @@ from power_agent.runtimes.kubernetes_pod import (
     AGENT,
     CONTAINER,
     INSTANCE_LABEL,
-    Place,
+    PodPlace,
     agent_label,
     annotation,
     container_state,
@@ -53,7 +53,7 @@ class KubernetesRuntime:
     def __init__(self, api: ApiServer, settings: PowerAgentSettings) -> None:
         self._api, self._settings = api, settings
         self._watch = PodWatch(api, f"{AGENT}={agent_label(settings)}")
-        self._place: Place | None = None
+        self._place: PodPlace | None = None
         self._lock = threading.Lock()
         self._log = structlog.get_logger()
 
@@ -138,7 +138,7 @@ class KubernetesRuntime:
 
     # --- what is asked of the cluster --------------------------------------------------------------------------------
 
-    def _find_place(self) -> Place:
+    def _find_place(self) -> PodPlace:
         """Node, owner and release of this agent's own pod.
 
         Raises:
@@ -159,7 +159,7 @@ class KubernetesRuntime:
                     )
                 owner = {key: owners[0][key] for key in ("apiVersion", "kind", "name", "uid")}
                 instance = (pod["metadata"].get("labels") or {}).get(INSTANCE_LABEL, "")
-                self._place = Place(pod["spec"]["nodeName"], owner, instance)
+                self._place = PodPlace(pod["spec"]["nodeName"], owner, instance)
             return self._place
 
     def _find(self, tag: str) -> Pod | None:

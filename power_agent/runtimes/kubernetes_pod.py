@@ -47,7 +47,7 @@ OF_COURSE: Final = frozenset({"", "Error", "Completed"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodPlace:
     """Where the pods of an agent belong, as its own pod tells."""
 
     node: str
@@ -73,18 +73,10 @@ def secret_word(launch: SliceLaunch) -> str:
 
 
 def slice_pod(
-    settings: PowerAgentSettings, place: Place, tag: str, launch: SliceLaunch, log_path: Path, secret: Path
+    settings: PowerAgentSettings, place: PodPlace, tag: str, launch: SliceLaunch, log_path: Path, secret: Path
 ) -> dict[str, Any]:
     """Manifest of the pod of a slice; `secret`: the file of its secret word, where the command has one."""
-    argv: Sequence[str] = launch.argv
-    files = [*launch.files]
-    if word := secret_word(launch):
-        argv = (*WITH_SECRET, str(secret), *(one for one in launch.argv if one != word))
-        files.append(secret)
-    environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY}
-    environment |= {"NVIDIA_VISIBLE_DEVICES": launch.gpu_uuid or "void"}
-    environment |= {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"} if launch.gpu_uuid else {}
-    mounts = list(_mounts(settings, launch, files))
+    mounts = list(_mounts(settings, launch, [*launch.files, *([secret] if secret_word(launch) else [])]))
     uid, gid = map(int, NOBODY.split(":"))
     spec = {
         "nodeName": place.node,
@@ -102,24 +94,7 @@ def slice_pod(
             "runAsGroup": gid,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [
-            {
-                "name": CONTAINER,
-                "image": settings.kubernetes_image,
-                "imagePullPolicy": "IfNotPresent",
-                "args": [escaped(one) for one in argv],
-                "env": [{"name": name, "value": escaped(value)} for name, value in sorted(environment.items())],
-                "workingDir": str(launch.cwd),
-                "ports": [{"containerPort": port} for port in launch.ports],
-                "resources": settings.kubernetes_resources,
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "readOnlyRootFilesystem": True,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-                "volumeMounts": [mount for mount, _ in mounts],
-            }
-        ],
+        "containers": [{**_container(settings, launch, secret), "volumeMounts": [mount for mount, _ in mounts]}],
         "volumes": list({volume["name"]: volume for _, volume in mounts}.values()),
     }
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
@@ -142,6 +117,31 @@ def slice_pod(
             "ownerReferences": [place.owner],
         },
         "spec": spec,
+    }
+
+
+def _container(settings: PowerAgentSettings, launch: SliceLaunch, secret: Path) -> dict[str, Any]:
+    """Container of a pod, but for what it mounts."""
+    argv: Sequence[str] = launch.argv
+    if word := secret_word(launch):
+        argv = (*WITH_SECRET, str(secret), *(one for one in launch.argv if one != word))
+    environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY}
+    environment |= {"NVIDIA_VISIBLE_DEVICES": launch.gpu_uuid or "void"}
+    environment |= {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"} if launch.gpu_uuid else {}
+    return {
+        "name": CONTAINER,
+        "image": settings.kubernetes_image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": [escaped(one) for one in argv],
+        "env": [{"name": name, "value": escaped(value)} for name, value in sorted(environment.items())],
+        "workingDir": str(launch.cwd.resolve()),
+        "ports": [{"containerPort": port} for port in launch.ports],
+        "resources": settings.kubernetes_resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
     }
 
 

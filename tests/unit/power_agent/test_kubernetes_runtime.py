@@ -16,7 +16,7 @@ from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.factory import build_runtime
 from power_agent.runtimes.kubernetes import KubernetesRuntime
 from power_agent.runtimes.kubernetes_api import ApiServer
-from power_agent.runtimes.kubernetes_pod import Place, pod_name, slice_pod
+from power_agent.runtimes.kubernetes_pod import PodPlace, pod_name, slice_pod
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.core.proof import Running, restricted_key
 from power_agent.slices.slice_state import Slice
@@ -89,7 +89,7 @@ def test_a_slice_of_a_gpu_becomes_exactly_this_pod(settings, tmp_path):
         published_target="10.0.0.7:8200", published_metrics_url="", shm_prefix="trefoil-x-", source=models,
         ports={8200: "0.0.0.0", 8201: "0.0.0.0"}, files=(tmp_path / "triton.key",), key=KEY, gpu_uuid=MIG,
     )  # fmt: skip
-    pod = slice_pod(settings, Place(NODE, OWNER, "trefoil"), TAG, launch, Path("/logs/a.log"), secret)
+    pod = slice_pod(settings, PodPlace(NODE, OWNER, "trefoil"), TAG, launch, Path("/logs/a.log"), secret)
     assert KEY not in json.dumps(pod)
     metadata, spec = pod["metadata"], pod["spec"]
     assert re.fullmatch(r"slice-gpu-a-gpu0-3g-20gb-4-g7-[0-9a-f]{10}", metadata["name"])
@@ -148,7 +148,7 @@ def test_a_slice_of_a_gpu_becomes_exactly_this_pod(settings, tmp_path):
         "/dev/shm": ({"emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}}, False),
     }
     on_node = settings.model_copy(update={"kubernetes_models": "/srv/models"})
-    pod = slice_pod(on_node, Place(NODE, OWNER, ""), TAG, replace(launch, gpu_uuid=""), Path("/logs/a.log"), secret)
+    pod = slice_pod(on_node, PodPlace(NODE, OWNER, ""), TAG, replace(launch, gpu_uuid=""), Path("/logs/a.log"), secret)
     assert {"name": "models", "hostPath": {"path": "/srv/models", "type": "Directory"}} in pod["spec"]["volumes"]
     assert "runtimeClassName" not in pod["spec"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in pod["spec"]["containers"][0]["env"]
