@@ -1,6 +1,6 @@
 """The Helm chart without a cluster: `make e2e-chart`, or `python -m benchmarks.chart`.
 
-Lints it, renders six sets of values, and validates each strictly against the schemas of Kubernetes 1.30 to the newest
+Lints it, renders seven sets of values, and validates each strictly against the schemas of Kubernetes 1.30 to the newest
 that kubernetes-validate knows; wrong values have to be refused. Then, as root and with Podman, dnsmasq and the images
 of deploy/images/build.sh, the rendered trial is played (`chart_kubelet`): an unmodified tritonclient asks 100 times a
 second through HAProxy while dispatchers, the leading controller and a node are replaced as a rollout replaces them.
@@ -24,7 +24,11 @@ import yaml
 
 from benchmarks.chart_kubelet import Kubelet, run
 from benchmarks.hosts import Broken, load_text, need
+from power_agent.runtimes.kubernetes_pod import PodPlace, slice_pod
+from power_agent.settings import PowerAgentSettings
+from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.config import load
 
 CLOCK: Final = WallClock()
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -36,6 +40,10 @@ VERSIONS: Final = ("1.30", "1.31", "1.32", "1.33", "1.34", "")  # "": the newest
 SETS: Final[dict[str, tuple[str, ...]]] = {
     "simulated trial": (),
     "GPU nodes": ("simulated.replicas=0", "gpu.image=trefoil-gpu:1", "gpu.nodes={a,b}", "persistence.enabled=true"),
+    "a pod for each slice": (
+        "simulated.replicas=0", "gpu.runtime=kubernetes", "gpu.sliceImage=tritonserver:24.08-py3", "gpu.nodes={a,b}",
+        "models.hostPath=/srv/models", "imagePullSecrets[0].name=registry", "gpu.tolerations[0].operator=Exists",
+    ),
     "Redis of one's own": ("redis.url=rediss://redis.example:6379/0",),
     "cert-manager": ("secrets=cert-manager", "prometheus.serviceMonitor=true", "prometheus.rules=true"),
     "given secrets, dashboards": ("secrets=given", "prometheus.dashboards=true", "networkPolicies.enabled=false"),
@@ -47,6 +55,9 @@ REFUSED: Final = {
     "redis.url=redis.example:6379": "redis/url",
     "gpu.nodes={A_B}": "gpu/nodes",
     "gpu.nodes={a}": "gpu.image",
+    "gpu.runtime=docker": "gpu/runtime",
+    "gpu.nodes={a},gpu.runtime=kubernetes": "models: empty",
+    "gpu.nodes={a},gpu.runtime=kubernetes,models.claim=m": "gpu.sliceImage",
     "grpcRoute.enabled=true": "grpcRoute.gateway",
     "settigns.controller=x": "settigns",
 }
@@ -72,6 +83,7 @@ def check_rendering(helm: str, validate: str) -> list[str]:
                 if "." not in each["apiVersion"].partition("/")[0] or ".k8s.io" in each["apiVersion"]
             ]
             own = [each for each in own if not each["apiVersion"].startswith("gateway.")]
+            own += [_slice_pod(each) for each in own if each["kind"] == "DaemonSet" and "kubernetes" in str(values)]
             file = Path(folder) / "manifests.yaml"
             file.write_text(yaml.safe_dump_all(own))
             for version in VERSIONS:
@@ -85,6 +97,24 @@ def check_rendering(helm: str, validate: str) -> list[str]:
             done.returncode != 0 and told in done.stderr, f"--set {value}: not refused by {told}: {done.stderr[-500:]}"
         )
     return [*seen, f"{len(REFUSED)} wrong values refused, each by its name"]
+
+
+def _slice_pod(agents: Mapping[str, Any]) -> dict[str, Any]:
+    """Pod that an agent of this DaemonSet makes for a slice, by the variables that it gets."""
+    variables = agents["spec"]["template"]["spec"]["containers"][0]["env"]
+    given = {one["name"]: one["value"] for one in variables if "$(" not in one.get("value", "$(")}
+    settings = load(PowerAgentSettings, None, "TREFOIL_POWER_AGENT_", environ=given, overrides={"node": "a"})
+    need(settings.runtime == "kubernetes" and settings.state_dir == Path("/var/lib/trefoil"), f"settings: {given}")
+    folder, files = settings.state_dir / "slices" / "x", (settings.state_dir / "tls" / "x" / "triton.key",)
+    launch = SliceLaunch(
+        argv=("tritonserver", "--grpc-restricted-protocol=trace:agent=k"), env={"CUDA_VISIBLE_DEVICES": "MIG-x"},
+        cwd=folder, repository=folder, grpc_target="127.0.0.1:8200", metrics_url="http://127.0.0.1:8201/metrics",
+        published_target="10.0.0.7:8200", published_metrics_url="", shm_prefix="x", source=Path("/models"),
+        ports={8200: "0.0.0.0", 8201: "0.0.0.0"}, files=files, key="agent=k", gpu_uuid="MIG-x",
+    )  # fmt: skip
+    owner = {"apiVersion": agents["apiVersion"], "kind": agents["kind"], "name": agents["metadata"]["name"], "uid": "u"}
+    log, secret = settings.state_dir / "logs" / "x.log", settings.state_dir / "pods" / "x"
+    return slice_pod(settings, PodPlace("a", owner, "trefoil"), "a-gpu0-3g.20gb-4.g1", launch, log, secret)
 
 
 def _restricted(workload: Mapping[str, Any]) -> bool:

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from power_agent.runtimes.kubernetes_pod import INSTANCE_LABEL, NAME, NAME_LABEL
+from power_agent.settings import PowerAgentSettings
+from power_agent.triton.slice_launch import GPUS_MAX, PORTS_PER_GPU
+
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "trefoil"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -50,6 +54,25 @@ def test_a_dispatcher_has_longer_to_end_than_it_takes():
     told = (CHART / "files" / "dispatcher.toml").read_text()
     drain_s, grace_s = (float(re.search(rf"^{key} = (.+)$", told, re.M)[1]) for key in ("drain_s", "stop_grace_s"))
     assert VALUES["dispatcher"]["terminationGracePeriodSeconds"] > drain_s + 2 * grace_s + 4
+
+
+def test_agents_that_make_pods_have_the_verbs_that_the_runtime_uses_and_no_more():
+    verbs = dict(re.findall(r"resources: \[(\S+)\], verbs: \[([\w, ]+)\]", TEMPLATES["gpu.yaml"]))
+    assert verbs == {"pods": "create, delete, get, list, watch", "pods/log": "get", "nodes": "get"}
+
+
+def test_dispatchers_reach_each_port_of_a_slices_pod_and_pods_have_the_labels_that_are_selected():
+    policy = TEMPLATES["network.yaml"].partition("$name }}-slices")[2]
+    base = PowerAgentSettings().triton_port_base
+    assert f"port: {base}, endPort: {base + PORTS_PER_GPU * GPUS_MAX - 1}" in policy
+    assert f"{NAME_LABEL}: {NAME}, {INSTANCE_LABEL}: {{{{ .Release.Name }}}}" in policy
+    assert "egress: []" in policy
+
+
+def test_variables_of_agents_are_settings():
+    given = re.findall(r"TREFOIL_POWER_AGENT_(\w+)", TEMPLATES["gpu.yaml"] + TEMPLATES["_agent.tpl"])
+    assert {name.lower() for name in given} <= set(PowerAgentSettings.model_fields)
+    assert len(given) >= 10
 
 
 def test_the_clusters_name_server_takes_the_place_of_the_swarms():

@@ -4,7 +4,7 @@
 # nodes, so that a rollout fails no request; what no plan has moved within DRAIN_S drains where it is.
 set -eu
 umask 027
-drained=/var/lib/trefoil/drained-to-stop why="its pod is replaced"
+drained=${TREFOIL_POWER_AGENT_STATE_DIR:-/var/lib/trefoil}/drained-to-stop why="its pod is replaced"
 
 ask() { trefoil node "$@" --target localhost:8103; }
 

@@ -99,6 +99,13 @@ checksum/config: {{ include (print .Template.BasePath "/config.yaml") . | sha256
 {{- end }}
 {{- end }}
 
+{{/* Of GPU nodes, which alone may have models in a folder. */}}
+{{- define "trefoil.gpuModels" -}}
+{{- if and .Values.models.hostPath (not .Values.models.claim) }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end }}
+
 {{- define "trefoil.modelsVolume" -}}
 {{- with .Values.models.claim }}
 - name: models
