@@ -2,7 +2,7 @@
 
 import asyncio
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +14,10 @@ from power_agent.doctor import host
 from power_agent.doctor.findings import Finding, Verdict, of_reason, unknown, works
 from power_agent.doctor.gpus import check_gpus
 from power_agent.doctor.hardware_report import cpu_report
+from power_agent.doctor.kubernetes import check_rivals
 from power_agent.runtimes.confinement import find_confinement
 from power_agent.runtimes.docker_engine import Engine
+from power_agent.runtimes.kubernetes_api import ApiServer
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton.installation import find_triton
 from power_agent.watch.capabilities import effective_root, mig_device
@@ -75,11 +77,28 @@ def examine(settings: PowerAgentSettings, root: Path = ROOT) -> Examination:
             "cpu": cpu_report(settings.node, settings.powercap_root, clock),
         }
         found += host.check_device_files(root) if gpus else []
+        found += check_rivals(settings.node, _node_reader(settings), root)
     found += host.check_containers(settings, Engine(settings.docker_url).info, root, gpus)
     found += [_triton(settings), _isolation(settings), host.check_cgroups(settings, root)]
     found += host.check_permissions(settings, rights, gpus)
     found += [asyncio.run(host.check_time(settings, clock)), *host.check_ports(settings, gpus)]
     return Examination(tuple(found), hardware, client is not None, masked(settings))
+
+
+def _node_reader(settings: PowerAgentSettings) -> Callable[[], Mapping[str, Any]] | None:
+    """Reader of this node from the API server; None where this process is not an agent's pod with the right to."""
+    if settings.runtime_name != "kubernetes":
+        return None
+
+    def read() -> Mapping[str, Any]:
+        api = ApiServer(settings.kubernetes_url)
+        try:
+            found: Mapping[str, Any] = api.call("looking at this node", "GET", f"/api/v1/nodes/{settings.node}").json()
+            return found
+        finally:
+            api.close()
+
+    return read
 
 
 def _triton(settings: PowerAgentSettings) -> Finding:
@@ -95,6 +114,8 @@ def _isolation(settings: PowerAgentSettings) -> Finding:
     if settings.runtime_name == "docker":
         seen = "an agent that runs tries it from a container: `cannot: isolate` of trefoil node show"
         return unknown("isolation", seen)
+    if settings.runtime_name == "kubernetes":
+        return unknown("isolation", "of pods: by the chart's NetworkPolicy, where the cluster's network enforces it")
     try:
         why = find_confinement(settings.triton_user, settings.triton_uid_base, settings.state_dir).missing
     except SettingError as error:

@@ -57,6 +57,12 @@ def test_a_machine_without_a_gpu_is_told_what_else_there_is(tmp_path):
     assert all(one["remedy"] for one in document["findings"] if one["verdict"] == "does not")
 
 
+def test_the_environment_of_an_agent_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREFOIL_POWER_AGENT_NODE", "gpu-a")
+    ran = CliRunner().invoke(app, ["node", "doctor", "--json", "--set", f"state_dir={tmp_path}/s"])
+    assert json.loads(ran.output)["settings"]["node"] == "gpu-a"
+
+
 def test_each_gpu_is_judged_by_what_the_agent_would_do_with_it(tmp_path, root, monkeypatch):
     driver = make_driver(A100_40GB, A100_40GB, P4)
     driver.gpus[0].persistence = False

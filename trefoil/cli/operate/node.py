@@ -354,7 +354,7 @@ def doctor(
     from power_agent.settings import PowerAgentSettings
 
     path = config or (UNIT_SETTINGS if UNIT_SETTINGS.is_file() else None)
-    found = examine(load(PowerAgentSettings, path, overrides=parse_sets(sets)))
+    found = examine(load(PowerAgentSettings, path, "TREFOIL_POWER_AGENT_", parse_sets(sets)))
     if as_json_:
         print_json({"trefoil": trefoil.__version__} | found.document())
     else:
