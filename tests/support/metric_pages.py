@@ -90,7 +90,7 @@ class World:
                 f"nv_gpu_power_usage{{{uuid}}} {self.watts(server, at_s):f}",
                 f"nv_gpu_power_limit{{{uuid}}} 400.000000",
                 "# TYPE nv_energy_consumption counter",
-                f"nv_energy_consumption{{{uuid}}} {self.joules(server, at_s) - 1e3:f}",
+                f"nv_energy_consumption{{{uuid}}} {self.joules(server, at_s) + 1e3:f}",
                 f"nv_gpu_memory_total_bytes{{{uuid}}} 42949672960.000000",
             ]
         return "\n".join(lines) + "\n"

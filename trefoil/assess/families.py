@@ -9,6 +9,7 @@ idle and 1 for one that fills it; an execution's joules stay those that were fou
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -120,10 +121,13 @@ class Fitting:
                     why, remedy = "no such model was asked in that time", one_of(plain, name)
                     raise SettingError(why, field=option, value=name, remedy=remedy)
         groups |= {name: [name] for name in sorted(plain - grouped)}
+        named_as = family_names(groups)
         fitted = []
         for name, members in groups.items():
             own = [m for m in models.values() if m.name in members or m.plain in members]
-            one = (name in folders and self._of_repository(folders[name], own)) or self._by_law(name, own)
+            one = (name in folders and self._of_repository(folders[name], own)) or self._by_law(
+                name, named_as[name], own
+            )
             weights = [m.count("requests").sum() for m in own]
             accuracies = [one.family.variant(one.served[m.name]).accuracy for m in own]
             one.floor = float(np.average(accuracies, weights=weights)) * (1 - terms.below_best_pct / 100)
@@ -187,12 +191,12 @@ class Fitting:
         )
         return one
 
-    def _by_law(self, name: str, models: Sequence[FoundModel]) -> FittedFamily:
+    def _by_law(self, name: str, called: str, models: Sequence[FoundModel]) -> FittedFamily:
         slo_ms, variants, accuracies = self._slo_ms(models, name), list[Variant](), self.terms.accuracy
         joins = any(model.joins for model in models)
-        one = FittedFamily(Family(family_name(name), "accuracy", ()), models, slo_ms, joins=joins)
-        for number, model in enumerate(models, 1):
-            own = family_name(model.name if len(models) > 1 else model.plain)
+        one = FittedFamily(Family(called, "accuracy", ()), models, slo_ms, joins=joins)
+        named_as = family_names(model.name if len(models) > 1 else model.plain for model in models)
+        for number, (model, own) in enumerate(zip(models, named_as.values(), strict=True), 1):
             accuracy = accuracies.get(model.name, accuracies.get(model.plain))
             if accuracy is None:
                 self.notes.append(f"accuracy of {model.plain}: 1 assumed (--accuracy {model.plain}=0.76)")
@@ -213,9 +217,17 @@ class Fitting:
         return one
 
 
-def family_name(text: str) -> str:
-    """Name that a family may have, from a model's: `meta-llama/Llama-3-8B` is `meta-llama-Llama-3-8B`."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:60] or "model"
+def family_names(models: Iterable[str]) -> dict[str, str]:
+    """Names that families may have, by model: of `meta-llama/Llama-3-8B` it is `meta-llama-Llama-3-8B`. A name that is
+    taken gets a number; a model whose own name may stand keeps it."""
+    every = list(models)
+    plain = {model: re.sub(r"[^A-Za-z0-9_-]+", "-", model).strip("-_")[:60] or "model" for model in every}
+    found = {model: model for model in every if plain[model] == model}
+    for model in every:
+        if model not in found:
+            numbered = (f"{plain[model]}{f'-{n}' if n > 1 else ''}" for n in count(1))
+            found[model] = next(name for name in numbered if name not in found.values())
+    return {model: found[model] for model in every}
 
 
 def _quantiles_ms(model: FoundModel, ms: float) -> tuple[float, float, float]:

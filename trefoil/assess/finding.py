@@ -1,20 +1,24 @@
-"""What is found in series: devices with their watts and joules, models with their rates, times and latencies.
+"""Devices and models of a fleet, found in its series: watts, joules, rates, times, latencies.
 
-Which model runs on which device: by `gpu_uuid` of the same Triton, else by the pod that DCGM's exporter names, else by
-the host. Joules are the board's: in MIG mode each slice's row repeats them, and they are counted once.
+A model's device is the one whose row of DCGM's exporter names the server's pod; else that of the server's `gpu_uuid`;
+else the only device of its host. Joules are those of the board, which the row of each MIG slice repeats.
 """
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from power_agent.devices.nvml_words import device_type_name
 from trefoil.assess.series import (
+    COUNT_MAX,
     COUNTERS,
     DEVICE_SERIES,
     MODEL_SERIES,
+    MOST,
     Floats,
     Labels,
     MetricSeries,
@@ -23,8 +27,9 @@ from trefoil.assess.series import (
     means,
     merged,
 )
+from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.errors import InvalidInput
-from trefoil.core.units import HOUR_S
+from trefoil.core.units import DAY_S, HOUR_S
 
 BINS: Final = 168
 BIN_SAMPLES: Final = 4.0  # samples that a bin holds at least
@@ -32,6 +37,12 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 GAUGES: Final = ("clock_mhz", "limit_w", "used_mib", "free_mib", "memory_mib")
 IDLE_ACTIVITY: Final = 0.005
 IDLE_SAMPLES: Final = 5
+TIMES_S: Final = (946_684_800.0, 4_102_444_800.0)  # the years 2000 to 2099
+SPAN_MAX_S: Final = 800 * DAY_S
+ABSURD: Final = 2.0  # times a board's power limit, which no board draws for long
+BOARD_MAX_W: Final = 1500.0  # power limit where neither a series nor a table says one
+TRITON_ONLY: Final = frozenset({"items", "executions", "input_s", "infer_s", "output_s"})  # wrong for its vLLM backend
+POD_LABELS: Final = (("exported_namespace", "exported_pod"), ("namespace", "pod"), ("namespace", "pod_name"))
 NEEDED: Final = {  # quantities of which one has to be there, their series, what to enable
     "models": (
         {"requests"}, "nv_inference_request_success (Triton), vllm:request_success_total (vLLM)",
@@ -158,20 +169,26 @@ class Found:
 
 def find(series: Sequence[MetricSeries]) -> Found:
     """Find devices and models, as far as the samples reach; raises InvalidInput: what was looked for is not there."""
-    known = [one for one in series if meaning(one.name) is not None and one.times_s.size]
+    notes = list[str]()
+    known = _sound(series, notes)
     there = {meaning(one.name).quantity for one in known}  # type: ignore[union-attr]
     for what, (quantities, names, remedy) in NEEDED.items():
         if not there & quantities:
             raise InvalidInput(f"no series of {what}: looked for {names}", field="series", remedy=remedy)
-    begin_s, end_s = min(one.times_s[0] for one in known), max(one.times_s[-1] for one in known)
+    first, last = min(known, key=lambda one: one.times_s[0]), max(known, key=lambda one: one.times_s[-1])
+    begin_s, end_s = float(first.times_s[0]), float(last.times_s[-1])
+    if not (TIMES_S[0] <= begin_s and end_s <= TIMES_S[1] and end_s - begin_s <= SPAN_MAX_S):
+        why = f"samples of {first.name} begin at {begin_s:.0f}, those of {last.name} end at {end_s:.0f}"
+        remedy = f"correct or remove what is wrong: seconds since 1970, at most {SPAN_MAX_S / DAY_S:.0f} days apart"
+        raise InvalidInput(why, field="timestamp", remedy=remedy)
     spacings = [np.median(np.diff(one.times_s)) for one in known if one.times_s.size > 2]
-    step_s = float(np.median(spacings or [end_s - begin_s]))
+    step_s = float(np.median(spacings)) if spacings else end_s - begin_s
     if not end_s - begin_s >= max(2 * step_s, 1.0):
         remedy = "read a longer time: --since, --minutes, or more rows"
         raise InvalidInput("fewer than three samples of a series", field="time", remedy=remedy)
     bin_s = min(HOUR_S, max((end_s - begin_s) / BINS, BIN_SAMPLES * step_s))
     edges = np.linspace(begin_s, end_s, max(1, round((end_s - begin_s) / bin_s)) + 1)
-    found = Found(begin_s, float(edges[1] - edges[0]), edges, {}, {})
+    found = Found(begin_s, float(edges[1] - edges[0]), edges, {}, {}, notes)
     for name, own in sorted(_grouped(known, DEVICE_SERIES, _device_key).items()):
         found.devices[name] = _device(name, own, edges, found.notes)
     models = _grouped(known, MODEL_SERIES, _model_key)
@@ -186,6 +203,19 @@ def find(series: Sequence[MetricSeries]) -> Found:
     share = float(found.covered_s.sum() / (end_s - begin_s))
     if share < 0.99:
         found.notes.append(f"{1 - share:.1%} of the time has no samples: nothing of it counts, its load is assumed")
+    return found
+
+
+def _sound(series: Sequence[MetricSeries], notes: list[str]) -> list[MetricSeries]:
+    """Series that are read, without samples below 0, not finite, or beyond `MOST`; `notes` gets how many these were."""
+    found, dropped = list[MetricSeries](), Counter[str]()
+    for one in series:
+        if (about := meaning(one.name)) is not None:
+            kept = (one.values >= 0) & (one.values * about.factor <= MOST.get(about.quantity, COUNT_MAX))
+            dropped[one.name] += int((~kept & ~np.isnan(one.values)).sum())
+            found += [MetricSeries(one.name, one.labels, one.times_s[kept], one.values[kept])] if kept.any() else []
+    why = "samples left out: negative, infinite, or blanks of DCGM"
+    notes += [f"{name}: {count:,} {why}" for name, count in dropped.items() if count]
     return found
 
 
@@ -205,7 +235,16 @@ def _host(labels: Labels) -> str:
 
 
 def _workload(labels: Labels) -> str:
-    return labels.get("exported_pod") or labels.get("pod") or ""
+    """Pod, with its namespace where it is said."""
+    pods = ((labels.get(space, ""), labels[pod]) for space, pod in POD_LABELS if labels.get(pod))
+    return "/".join(filter(None, next(pods, ())))
+
+
+def _is_pod(one: str, other: str) -> bool:
+    """Whether two names are of one pod: without its namespace where one of them says none."""
+    if ("/" in one) != ("/" in other):
+        one, other = one.rpartition("/")[2], other.rpartition("/")[2]
+    return one == other
 
 
 def _server(labels: Labels) -> str:
@@ -247,22 +286,23 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
     watts, activity = _gauge(series, "watts"), _gauge(series, "activity")
     parts, factor = _best(series, "joules")
     by_triton = bool(parts) and parts[0].name.startswith("nv_")
-    found.basis = (
-        f"counter of {'Triton' if by_triton else 'DCGM'}" if parts else "power, integrated" if watts else "none"
-    )
-    if by_triton:  # of two servers on it each counts since its own start
-        each = [increases(one.times_s, factor * one.values, edges) for one in parts]
-        found.joules, found.covered_s = (np.max([pair[n] for pair in each], axis=0) for n in (0, 1))
+    found.basis = f"counter of {'Triton' if by_triton else 'DCGM'}" if parts else "power, integrated"
+    if by_triton:  # of two on a device each counts since its own start
+        counters = [(one.times_s, one.values) for one in parts]
     elif parts:
-        times, values = merged(parts)
-        found.joules, found.covered_s = increases(times, factor * values, edges)
+        counters = [merged(parts)]
     elif watts is not None:
         steps = np.diff(watts[0]) * (watts[1][1:] + watts[1][:-1]) / 2
-        found.joules, found.covered_s = increases(watts[0], np.concatenate(([0.0], np.cumsum(steps))), edges)
+        counters = [(watts[0], np.concatenate(([0.0], np.cumsum(steps))))]
         notes.append(f"{name}: no energy counter; its power is integrated, and peaks between samples are missed")
     else:
-        found.joules = found.covered_s = np.zeros(edges.size - 1)
+        found.basis, counters = "none", [(np.zeros(0), np.zeros(0))]
         notes.append(f"{name}: neither joules nor watts: it counts as nothing")
+    most_w = ABSURD * _limit_w(found)
+    rises, covered, dropped = zip(*(increases(t, factor * v, edges, most_w) for t, v in counters), strict=True)
+    found.joules, found.covered_s = np.max(rises, axis=0), np.max(covered, axis=0)
+    if count := sum(dropped):
+        notes.append(f"{name}: {count} changes of its joules left out: above {most_w:.0f} W, twice its power limit")
     found.mean_w = float(found.joules.sum() / max(1e-9, found.covered_s.sum()))
     if activity is not None:
         found.activity = float(activity[1].mean())
@@ -270,6 +310,13 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
         still = np.interp(watts[0], *activity) <= IDLE_ACTIVITY
         found.idle_w = float(np.median(watts[1][still])) if still.sum() >= IDLE_SAMPLES else None
     return found
+
+
+def _limit_w(device: FoundDevice) -> float:
+    """Power limit of a board: the highest that a series or the table of boards says."""
+    board = DEVICE_TYPES.get(device_type_name(device.board))
+    table_w = board.power_limit_max_w if board else 0.0
+    return max(device.gauges.get("limit_w", 0.0), table_w) or BOARD_MAX_W
 
 
 def _gauge(series: Sequence[MetricSeries], quantity: str) -> tuple[Floats, Floats] | None:
@@ -292,13 +339,13 @@ def _model(name: str, series: Sequence[MetricSeries], edges: Floats) -> FoundMod
     for replica, own in sorted(by_replica.items()):
         covered = np.zeros(edges.size - 1)
         counts = {"requests": covered.copy()}
-        for quantity in sorted(COUNTERS - {"joules"}):
+        for quantity in sorted(COUNTERS - {"joules"} - (TRITON_ONLY if engine == "vllm" else set())):
             parts, factor = _best(own, quantity)
             for group in _same(parts):
                 times, values = merged(group)
-                rise, seen = increases(times, values * factor, edges)
+                rise, seen, _ = increases(times, values * factor, edges)
                 if quantity == "bucket":
-                    buckets[float(group[0].labels.get("le", "inf"))] += float(rise.sum())
+                    buckets[_number(group[0].labels.get("le", ""))] += float(rise.sum())
                     continue
                 counts[quantity] = counts.get(quantity, 0.0) + rise
                 covered = np.maximum(covered, seen) if quantity == "requests" else covered
@@ -310,14 +357,34 @@ def _model(name: str, series: Sequence[MetricSeries], edges: Floats) -> FoundMod
     if total["items"] and total["executions"]:
         found.items, found.batch = max(1.0, total["items"] / computed), max(1.0, total["items"] / total["executions"])
     found.joins = engine == "vllm" or 0 < total["executions"] < 0.9 * computed
-    if running := [means(*merged(group), edges) for group in _same(_best(series, "running")[0])]:
-        together = np.nansum(running, axis=0) / len(found.replicas)
-        found.batch = max(1.0, float(together[together > 0].mean())) if (together > 0).any() else 1.0
     service_s = total["input_s"] + total["infer_s"] + total["output_s"] or total["request_s"] - total["queue_s"]
     found.service_ms = 1e3 * max(0.0, service_s) / computed
+    if engine == "vllm":
+        found.batch = _together(found, series, edges)
     found.request_ms = 1e3 * total["request_s"] / total["requests"]
     _latency(found, buckets, series, edges)
     return found
+
+
+def _together(found: FoundModel, series: Sequence[MetricSeries], edges: Floats) -> float:
+    """Requests that a busy server has in progress: by its gauge over its engines, else by Little's law."""
+    by_server = defaultdict[str, list[Floats]](list)
+    for group in _same(_best(series, "running")[0]):
+        by_server[_server(group[0].labels)].append(means(*merged(group), edges))
+    counts = [np.nansum(engines, axis=0) for engines in by_server.values()]
+    counts = counts or [
+        one.counts["requests"] * found.service_ms / 1e3 / np.maximum(one.covered_s, 1e-9) for one in found.replicas
+    ]
+    busy = (every := np.concatenate(counts))[every > 0]
+    return max(1.0, float(busy.mean())) if busy.size else 1.0
+
+
+def _number(label: str) -> float:
+    """Number that a label says; NaN: none."""
+    try:
+        return float(label)
+    except ValueError:
+        return math.nan
 
 
 def _same(parts: Sequence[MetricSeries]) -> list[list[MetricSeries]]:
@@ -331,14 +398,14 @@ def _same(parts: Sequence[MetricSeries]) -> list[list[MetricSeries]]:
 
 def _latency(found: FoundModel, buckets: Mapping[float, float], series: Sequence[MetricSeries], edges: Floats) -> None:
     """Set quantiles: of a histogram over all samples, else the means of a summary's, of servers the worst."""
-    if buckets and max(buckets.values()) > 0:
+    if any(math.isfinite(bound) for bound in buckets) and max(buckets.values()) > 0:
         found.latency_basis = "histogram"
         found.latency_ms = {q: 1e3 * histogram_quantile(buckets, q) for q in QUANTILES}
         return
     parts, factor = _best(series, "quantile_s")
     weight = found.count("requests")
     for one in parts:
-        q, seen = float(one.labels.get("quantile", "nan")), means(one.times_s, one.values, edges)
+        q, seen = _number(one.labels.get("quantile", "")), means(one.times_s, one.values, edges)
         known = np.isfinite(seen) & (weight > 0)
         if q in QUANTILES and known.any():
             found.latency_basis = "summary"
@@ -348,9 +415,9 @@ def _latency(found: FoundModel, buckets: Mapping[float, float], series: Sequence
 
 def histogram_quantile(buckets: Mapping[float, float], q: float) -> float:
     """Quantile of cumulative counts by upper bound, linear inside a bucket; beyond the last bound, that bound."""
-    bounds = sorted(buckets)
+    bounds = sorted(bound for bound in buckets if not math.isnan(bound))
     counts = np.maximum.accumulate([buckets[bound] for bound in bounds])
-    known = [min(bound, max(b for b in bounds if np.isfinite(b))) for bound in bounds]
+    known = [min(bound, max(b for b in bounds if math.isfinite(b))) for bound in bounds]
     return float(np.interp(q * counts[-1], [0.0, *counts], [0.0, *known]))
 
 
@@ -363,7 +430,8 @@ def place(found: Found, series: Sequence[MetricSeries]) -> None:
     left = list[tuple[str, Replica]]()
     for model in found.models.values():
         for one in model.replicas:
-            own = [(name, device.pods[one.name]) for name, device in found.devices.items() if one.name in device.pods]
+            pods = [(name, *pod) for name, device in found.devices.items() for pod in device.pods.items()]
+            own = [(name, instance) for name, pod, instance in pods if _is_pod(pod, one.name)]
             own = own or [(name, "") for name in sorted(by_server[one.name])]
             if not own:  # a host with several devices does not say which
                 near = [name for name, device in found.devices.items() if device.host and device.host == one.host]

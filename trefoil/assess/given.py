@@ -69,13 +69,12 @@ def read_csv(paths: Sequence[Path]) -> list[MetricSeries]:
     samples = list[Sample]()
     for path in paths:
         try:
-            lines = read_plain(path, CSV_BYTES_MAX).decode("utf-8-sig").splitlines()
-        except (OSError, NotPlain, UnicodeDecodeError) as error:
+            rows = csv.reader(read_plain(path, CSV_BYTES_MAX).decode("utf-8-sig").splitlines())
+            header = [cell.strip() for cell in next(rows, [])]
+            samples += _long(path, header, rows) if set(NAME_COLUMNS) & set(header) else _wide(path, header, rows)
+        except (OSError, NotPlain, UnicodeDecodeError, csv.Error) as error:
             remedy = "name a CSV file"
             raise system_error(InvalidInput, error, "be read", path, field="--from-csv", remedy=remedy) from error
-        rows = csv.reader(lines)
-        header = [cell.strip() for cell in next(rows, [])]
-        samples += _long(path, header, rows) if set(NAME_COLUMNS) & set(header) else _wide(path, header, rows)
     found = series_of(samples)
     check_clusters([one.labels for one in found])
     return found

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from carbon_feed.providers.web import error_message
-from trefoil.assess.series import CLUSTER_LABELS, MetricSeries, merged, names_asked
+from trefoil.assess.series import CLUSTER_LABELS, MetricSeries, labels_of, meaning, merged, names_asked, printable
 from trefoil.core.errors import InvalidInput, SettingError, Unavailable, Untrusted, system_error
 from trefoil.runtime.clock import WallClock
 
@@ -112,7 +112,7 @@ def get(
         raise Unavailable(f"cannot be reached ({words})", field=option, value=url, remedy=remedy) from error
     if answer.status_code != 200:
         status = 302 if 300 <= answer.status_code < 400 else answer.status_code
-        words = f" ({words[:MESSAGE_MAX]})" if (words := error_message(bytes(body))) else ""
+        words = f" ({printable(words[:MESSAGE_MAX])})" if (words := error_message(bytes(body))) else ""
         why, remedy = f"{url} answered {answer.status_code}{words}", REMEDIES.get(status, LESS)
         raise InvalidInput(why, field="--token-file" if status in (401, 403) else option, remedy=remedy)
     return answer.headers.get("Content-Type", "").partition(";")[0], bytes(body)
@@ -133,23 +133,27 @@ class Prometheus:
         kind, body = get(self.client, url, "--prometheus", self.asked, params)
         try:
             told = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             told = None
         if not isinstance(told, dict) or told.get("status") != "success" or "data" not in told:
             why = f"answered with {kind or 'something'}, not with Prometheus' JSON"
             raise InvalidInput(why, field="--prometheus", value=self.url, remedy=API)
+        warnings = told.get("warnings") or []
+        warnings = warnings if isinstance(warnings, list) else [warnings]
         partial = ["the answer is partial"] if told.get("isPartial") else []  # VictoriaMetrics' word
-        self.warnings |= {str(one)[:MESSAGE_MAX] for one in (*(told.get("warnings") or ()), *partial)}
+        self.warnings |= {printable(str(one)[:MESSAGE_MAX]) for one in (*warnings, *partial)}
         return told["data"]
 
     def read(self, begin_s: float, end_s: float, step_s: float = 0.0) -> list[MetricSeries]:
         """Every series that is read, in a time. `step_s` 0: such that a series has at most `POINTS`."""
-        names = f'__name__=~"{"|".join(names_asked())}"'
-        match = "{" + ",".join(filter(None, (names, self.selector))) + "}"
+        wanted = f'__name__=~"{"|".join(names_asked())}"'
+        match = "{" + ",".join(filter(None, (wanted, self.selector))) + "}"
         span = {"start": f"{begin_s:.0f}", "end": f"{end_s:.0f}"}
-        labels = self._data("series", {"match[]": match, **span})
-        if not isinstance(labels, list) or not all(isinstance(one, dict) and "__name__" in one for one in labels):
-            raise InvalidInput("series without names", field="--prometheus", value=self.url, remedy=API)
+        try:
+            labels = [labels_of(one) for one in self._data("series", {"match[]": match, **span})]
+            names = Counter(one["__name__"] for one in labels if meaning(one["__name__"]) is not None)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput("series without names", field="--prometheus", value=self.url, remedy=API) from error
         check_clusters(labels)
         step_s = step_s or next((s for s in STEPS_S if (end_s - begin_s) / s <= POINTS), STEPS_S[-1])
         samples = len(labels) * (end_s - begin_s) / step_s
@@ -161,7 +165,7 @@ class Prometheus:
             why = f"{len(labels):,} series every {step_s:g} s are {samples:,.0f} samples, more than {SAMPLES_MAX:,}"
             raise InvalidInput(why, field="--since", remedy=remedy)
         found: dict[tuple[str, frozenset[tuple[str, str]]], list[MetricSeries]] = defaultdict(list)
-        for name, series in sorted(Counter(one["__name__"] for one in labels).items()):
+        for name, series in sorted(names.items()):
             points = max(1, min(CHUNK_POINTS, CHUNK_SAMPLES // series))
             at_s = math.ceil(begin_s / step_s) * step_s
             while at_s <= end_s:
@@ -177,13 +181,14 @@ class Prometheus:
         data, found = self._data("query_range", params), []
         try:
             for one in data["result"]:
-                labels = {k: v for k, v in one["metric"].items() if k not in (*REPLICA_LABELS, "__name__")}
+                told = labels_of(one["metric"])
+                labels = {k: v for k, v in told.items() if k not in (*REPLICA_LABELS, "__name__")}
                 points = np.array(one["values"], dtype=np.float64).reshape(-1, 2)
-                points = points[np.isfinite(points[:, 1])]
+                points = points[(points[:, 0] >= begin_s - step_s) & (points[:, 0] <= end_s + step_s)]
                 self.asked.samples += len(points)
                 if len(points):
                     found.append(MetricSeries(name, labels, points[:, 0], points[:, 1]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             why = f"{name}: no matrix of numbers"
             raise InvalidInput(why, field="--prometheus", value=self.url, remedy=API) from error
         return found

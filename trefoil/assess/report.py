@@ -108,7 +108,9 @@ def plot(one: Assessment) -> "Figure":
     found = one.found
     hours = (found.edges_s[:-1] - found.begin_s) / HOUR_S
     for model in found.models.values():
-        load.step(hours, model.count("requests") / found.bin_s, where="post", label=model.name)
+        load.step(
+            hours, model.count("requests") / found.bin_s, where="post", label=f" {model.name}".replace("$", r"\$")
+        )
     load.legend(frameon=False)
     power.step(hours, one.costs.joules / found.bin_s, where="post")
     power.axhline(sum(one.costs.fits[device.board].idle_w for device in found.devices.values()), ls="--", lw=1)

@@ -3,6 +3,7 @@
 Names: Triton 23 to 26 (docs/user_guide/metrics.md), vLLM 0.6 to 0.32, DCGM exporter 3 and 4 (default-counters.csv).
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ Labels = Mapping[str, str]
 US: Final = 1e-6
 MIB: Final = 2.0**-20
 GAP_MIN_S: Final = 60.0
+LOOKBACK_S: Final = 300.0  # a sample that Prometheus gives may be as old
+UPDATE_S: Final = 1.0  # between two updates of an energy counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,12 @@ class Meaning:
 
 
 MODEL_SERIES: Final[Mapping[str, Meaning]] = {
-    "nv_inference_request_success": Meaning("requests"),
+    "nv_inference_request_success": Meaning("requests", rank=1),
     "nv_inference_request_failure": Meaning("failures"),
     "nv_inference_count": Meaning("items"),
     "nv_inference_exec_count": Meaning("executions"),
-    "nv_inference_request_duration_us": Meaning("request_s", US),
-    "nv_inference_queue_duration_us": Meaning("queue_s", US),
+    "nv_inference_request_duration_us": Meaning("request_s", US, rank=1),
+    "nv_inference_queue_duration_us": Meaning("queue_s", US, rank=2),
     "nv_inference_compute_input_duration_us": Meaning("input_s", US),
     "nv_inference_compute_infer_duration_us": Meaning("infer_s", US),
     "nv_inference_compute_output_duration_us": Meaning("output_s", US),
@@ -80,6 +83,11 @@ COUNTERS: Final = frozenset(
     {"requests", "failures", "items", "executions", "request_s", "queue_s", "input_s", "infer_s", "output_s"}
     | {"cache_hits", "bucket", "tokens", "joules"}
 )
+MOST: Final = {  # of a gauge in its unit; DCGM's blanks are 2**31 - 16 and more
+    "activity": 2.0, "watts": 9e3, "limit_w": 9e3, "clock_mhz": 1e5, "used_mib": 1e7, "free_mib": 1e7,
+    "memory_mib": 1e7, "quantile_s": 1e6, "running": 1e6,
+}  # fmt: skip
+COUNT_MAX: Final = 1e15
 CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "k8s_cluster_name")
 
 
@@ -94,20 +102,40 @@ def names_asked() -> tuple[str, ...]:
     return (*SERIES, *(f"{name}_total" for name in plain))
 
 
-def increases(times_s: Floats, values: Floats, edges_s: Floats, gap_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Increase of a counter in each bin, and how much of the bin is covered [s].
+def printable(text: str) -> str:
+    """Text without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
-    Linear between samples. A fall is a restart at zero: what it shows after has come since. Pairs of samples further
-    apart than `gap_s` (0: two bins, at least `GAP_MIN_S`) add nothing. `edges_s`: n + 1 ascending edges of n bins.
+
+def labels_of(labels: object) -> dict[str, str]:
+    """Labels as a source gives them; raises ValueError: they are not strings by strings."""
+    if not isinstance(labels, dict) or not all(isinstance(part, str) for pair in labels.items() for part in pair):
+        raise ValueError("labels are not strings by strings")
+    return {name: printable(value) for name, value in labels.items()}
+
+
+def increases(
+    times_s: Floats, values: Floats, edges_s: Floats, most_per_s: float = math.inf
+) -> tuple[Floats, Floats, int]:
+    """Increase of a counter in each bin, how much of the bin is covered [s], and how many changes were left out.
+
+    Linear between samples. A fall to less than half is a restart at zero: what it shows after has come since. Any other
+    fall is an error of one sample, which the next one makes good. Pairs of samples further apart than two bins (at
+    least `GAP_MIN_S`), or with a change of more than `most_per_s`, add nothing. `edges_s`: n + 1 ascending edges.
     """
     if times_s.size < 2:
-        return np.zeros(edges_s.size - 1), np.zeros(edges_s.size - 1)
+        return np.zeros(edges_s.size - 1), np.zeros(edges_s.size - 1), 0
     widths, rises = np.diff(times_s), np.diff(values)
-    rises = np.where(rises < 0, values[1:], rises)
-    known = widths <= (gap_s or max(GAP_MIN_S, 2 * (edges_s[1] - edges_s[0])))
+    changed = np.arange(times_s.size)  # a value may be read several times before the next: a rise is since it changed
+    changed[1:][rises == 0] = 0
+    since = np.maximum.accumulate(changed)[:-1]
+    spans = np.where(since > 0, times_s[1:] - times_s[since], np.maximum(widths, LOOKBACK_S)) + UPDATE_S
+    rises = np.where(values[1:] < values[:-1] / 2, values[1:], rises)
+    near = widths <= max(GAP_MIN_S, 2 * (edges_s[1] - edges_s[0]))
+    known = near & (np.abs(rises) <= most_per_s * spans)
     at = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, rises, 0.0))))))
     covered = np.diff(np.interp(edges_s, times_s, np.concatenate(([0.0], np.cumsum(np.where(known, widths, 0.0))))))
-    return at, covered
+    return np.maximum(at, 0.0), covered, int((near & ~known).sum())
 
 
 def means(times_s: Floats, values: Floats, edges_s: Floats) -> Floats:
@@ -126,18 +154,16 @@ def merged(parts: Sequence[MetricSeries]) -> tuple[Floats, Floats]:
     values = np.concatenate([one.values for one in parts])
     known, place = np.unique(times, return_inverse=True)
     highest = np.full(known.size, -np.inf)
-    np.maximum.at(highest, place, values)
+    np.fmax.at(highest, place, values)
     return known, highest
 
 
 def series_of(samples: Iterable[tuple[str, Labels, float, float]]) -> list[MetricSeries]:
-    """Series of single samples (name, labels, time [s], value), sorted by time; NaN is no sample, of two at one time
-    the last holds."""
+    """Series of single samples (name, labels, time [s], value), sorted by time; of two at one time the last holds."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], dict[float, float]] = {}
     for name, labels, at_s, value in samples:
-        if value == value:
-            found.setdefault((name, tuple(sorted(labels.items()))), {})[at_s] = value
+        found.setdefault((name, tuple(sorted(labels.items()))), {})[at_s] = value
     return [
-        MetricSeries(name, dict(labels), np.array(sorted(points)), np.array([points[at] for at in sorted(points)]))
+        MetricSeries(name, labels_of(dict(labels)), *np.array(sorted(points.items())).T)
         for (name, labels), points in found.items()
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.markup import escape
 
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.demo.results import made_by
@@ -116,7 +117,7 @@ def _show(found: "Assessment", out: Path | None, as_json: bool, about: dict[str,
         print_json(document)
         return
     for title, columns, rows in report.tables(found):
-        console().print(grid(title, columns.split("|"), rows))
+        console().print(grid(title, columns.split("|"), [[escape(cell) for cell in row] for row in rows]))
     for line in (report.headline(found), *report.notes(found)):
         console().print(line, highlight=False, markup=False)
     if out is not None:

@@ -1,5 +1,7 @@
 """What is found in pages of each version, and that the known traps of each do not change it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -201,6 +203,137 @@ def test_power_is_integrated_where_no_counter_is():
     found = find(series)
     assert joules(found) == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-3)
     assert any("no energy counter" in note for note in found.notes)
+
+
+def with_values(series, name, change):
+    """Series of which those of a name have other values."""
+    own = (name, f"{name}_total")
+    return [replace(one, values=change(one.values.copy())) if one.name in own else one for one in series]
+
+
+def at(number, value):
+    """Change of one sample: to a value, or by a function of it."""
+
+    def change(values):
+        values[number] = value(values[number]) if callable(value) else value
+        return values
+
+    return change
+
+
+ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (at(40, 9_223_372_036_854_775_794.0), f"{ENERGY}_total: 2 samples left out"),  # DCGM's blank of 64 bits
+        (at(40, np.inf), f"{ENERGY}_total: 2 samples left out"),
+        (at(40, np.nan), ""),
+        (at(40, 140_737_488_355_328.0), "GPU-0: 2 changes of its joules left out: above 800 W"),
+        (at(40, lambda mj: 1.6 * mj), "GPU-0: 2 changes of its joules left out: above 800 W"),
+        (at(40, lambda mj: mj - 5.0), ""),  # of two exporters one is behind
+        (lambda mj: 3e12 + at(40, lambda one: one - 5e3)(mj), ""),
+    ],
+)
+def test_one_wrong_sample_makes_neither_joules_nor_silence(change, said):
+    world = World()
+    found = find(with_values(world.series(DAY_S, STEP_S), ENERGY, change))
+    per_s = joules(found) / sum(one.covered_s.sum() for one in found.devices.values())
+    assert per_s == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)) / DAY_S / 2, rel=0.01)
+    notes = [note for note in found.notes if "left out" in note]
+    assert said in notes[0] if said else not notes
+
+
+def test_a_blank_of_watts_or_utilisation_is_no_sample():
+    series = [one for one in World().series(DAY_S, STEP_S) if "nergy" not in one.name and ENERGY not in one.name]
+    wanted = find(series)
+    for name, blank in (("DCGM_FI_DEV_POWER_USAGE", 140_737_488_355_328.0), ("DCGM_FI_DEV_GPU_UTIL", 2_147_483_632.0)):
+        found = find(with_values(series, name, at(40, blank)))
+        assert joules(found) == pytest.approx(joules(wanted), rel=1e-3)
+        assert found.devices["GPU-0"].activity == pytest.approx(0.3)
+
+
+def test_samples_read_more_often_than_they_are_scraped_are_no_jumps():
+    """As Prometheus answers a step shorter than the scrape interval: each value several times."""
+    series = World(base_per_s=140.0).series(2 * 3600.0, 60.0)  # 340 W of 400
+    times = np.arange(BEGIN_S, BEGIN_S + 7200.0, 5.0)
+    often = [
+        MetricSeries(s.name, s.labels, times, s.values[np.searchsorted(s.times_s, times, side="right") - 1])
+        for s in series
+    ]
+    found = find(often)
+    assert joules(found) == pytest.approx(joules(find(series)) * 7140 / 7200, rel=0.02)
+    assert not any("left out" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("at_s", [0.0, 9e10])
+def test_a_sample_of_another_age_is_refused_with_its_time(at_s):
+    series = World().series(3600.0, 300.0)
+    times = np.sort(np.append(series[0].times_s[1:], at_s))
+    with pytest.raises(InvalidInput, match=rf"timestamp: samples of .* at {at_s:.0f}") as raised:
+        find([replace(series[0], times_s=times), *series[1:]])
+    assert "Remedy" in str(raised.value)
+
+
+def test_pods_that_follow_each_other_do_not_thin_the_batch_of_a_vllm():
+    world, samples = World(servers=1), []
+    for number, at_s in enumerate(np.arange(0.0, 7 * 7200.0, 120.0)):
+        page = vllm("llama", 0.5 * (at_s % 7200.0))
+        samples += page_samples(page, BEGIN_S + at_s, "v", pod=f"triton-0-{number // 60}", node="gpu-a")
+        samples += page_samples(world.dcgm(at_s, pods=False), BEGIN_S + at_s, "d")
+    model = find(series_of(samples)).models["llama"]
+    assert (len(model.replicas), model.batch) == (7, pytest.approx(4.0))
+
+
+def test_a_vllm_inside_triton_is_timed_by_vllm():
+    """Triton's own durations end when its backend takes the request over, and no gauge says what is running."""
+    world, samples = World(servers=1, model="llama", version="1"), []
+    for at_s in np.arange(0.0, 7200.0, 120.0):
+        page = vllm("llama", world.requests(0, at_s)).replace(
+            'engine="0",model_name="llama"', 'model="llama",version="1"'
+        )
+        own = [line for line in page.splitlines() if "vllm:e2e" in line]
+        text = world.triton(0, at_s) + "\n".join(own) + "\n"
+        samples += page_samples(text, BEGIN_S + at_s, "v", pod="triton-0")
+        samples += page_samples(world.dcgm(at_s), BEGIN_S + at_s, "d")
+    model = find(series_of(samples)).models["llama:1"]
+    assert model.request_ms == pytest.approx(2000.0)
+    assert model.count("requests").sum() == pytest.approx(world.requests(0, 7080.0), rel=1e-6)
+    assert model.batch == pytest.approx(world.requests(0, 7080.0) / 7080.0 * model.service_ms / 1e3, rel=0.1)
+
+
+def test_pods_of_one_name_in_two_namespaces_are_two_servers():
+    world, samples = World(), []
+    for at_s in np.arange(0.0, 7200.0, 120.0):
+        for n, space in enumerate(("blue", "green")):
+            page = world.triton(n, at_s)
+            samples += page_samples(page, BEGIN_S + at_s, "t", instance=f"h{n}:1", pod="triton-0", namespace=space)
+        page = world.dcgm(at_s).replace('namespace="prod",pod="triton-0"', 'namespace="blue",pod="triton-0"')
+        page = page.replace('namespace="prod",pod="triton-1"', 'namespace="green",pod="triton-0"')
+        samples += page_samples(page, BEGIN_S + at_s, "d")
+    model = find(series_of(samples)).models["resnet50:3"]
+    assert [one.devices for one in model.replicas] == [(("GPU-0", ""),), (("GPU-1", ""),)]
+    assert model.count("requests").sum() == pytest.approx(sum(world.requests(n, 7080.0) for n in (0, 1)), rel=1e-6)
+
+
+@pytest.mark.parametrize("bound", ["abc", "nan", "+Inf", ""])
+def test_a_histogram_or_summary_without_bounds_gives_the_mean(bound):
+    world, samples = World(servers=1), []
+    for at_s in np.arange(0.0, 7200.0, 120.0):
+        page = "".join(line for line in vllm("m", at_s).splitlines(True) if "_bucket" not in line or "+Inf" in line)
+        samples += page_samples(page, BEGIN_S + at_s, "v", pod="triton-0")
+        samples += page_samples(world.dcgm(at_s), BEGIN_S + at_s, "d")
+    series = [
+        replace(one, labels={**one.labels, "le": bound}) if "le" in one.labels else one for one in series_of(samples)
+    ]
+    quantiles = MetricSeries("nv_inference_request_summary_us", {"model": "m", "quantile": bound}, *TWO)
+    model = find([*series, quantiles]).models["m"]
+    assert (model.latency_basis, model.latency_ms) == ("mean", {})
+    assert model.request_ms == pytest.approx(2000.0)
+
+
+TWO = np.array([BEGIN_S, BEGIN_S + 120.0]), np.array([1.0, 2.0])
 
 
 @pytest.mark.parametrize(

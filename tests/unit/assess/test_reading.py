@@ -129,19 +129,63 @@ def elsewhere(handler):
     handler.end_headers()
 
 
-def wrong_json(handler):
-    reply(handler, 200, "application/json", '{"status":"success","data":[1,2]}')
+def saying(body: str):
+    """Answer with this JSON to every request."""
+    return lambda handler: reply(handler, 200, "application/json", body)
+
+
+def ranged(result: str, **more: object):
+    """Answer with one series, and with this result to its query."""
+
+    def answer(handler):
+        data = '[{"__name__":"nv_energy_consumption"}]' if "/series" in handler.path else f'{{"result":{result}}}'
+        keys = "".join(f',"{name}":{value}' for name, value in more.items())
+        reply(handler, 200, "application/json", f'{{"status":"success","data":{data}{keys}}}')
+
+    return answer
+
+
+NO_NAMES, NO_MATRIX = "series without names", "nv_energy_consumption: no matrix of numbers"
 
 
 @pytest.mark.parametrize(
     ("other", "wanted"),
-    [(html, "text/html, not with Prometheus' JSON"), (elsewhere, "answered 302"), (wrong_json, "series without names")],
+    [
+        (html, "text/html, not with Prometheus' JSON"),
+        (elsewhere, "answered 302"),
+        (saying("[" * 200_000), "not with Prometheus' JSON"),
+        (saying('{"status":"success","data":[1,2]}'), NO_NAMES),
+        (saying('{"status":"success","data":null}'), NO_NAMES),
+        (saying('{"status":"success","data":[{"job":"a"}]}'), NO_NAMES),
+        (saying('{"status":"success","data":[{"__name__":["a"]}]}'), NO_NAMES),
+        (saying('{"status":"success","data":[{"__name__":"x","cluster":1},{"__name__":"x","cluster":"a"}]}'), NO_NAMES),
+        (ranged('[{"metric":{"a":{}},"values":[[1,"1"]]}]'), NO_MATRIX),
+        (ranged('[{"metric":{},"values":[[1,"1"],[2]]}]'), NO_MATRIX),
+        (ranged('[{"metric":{},"values":[[1,"many"]]}]'), NO_MATRIX),
+        (ranged(f'[{{"metric":{{}},"values":[[1,1{"0" * 400}]]}}]'), NO_MATRIX),
+        (ranged('[{"metric":{},"value":[1,"1"]}]'), NO_MATRIX),
+        (ranged("5"), NO_MATRIX),
+    ],
 )
 def test_another_service_is_told_from_a_prometheus(other, wanted):
     with pytest.raises(InvalidInput) as raised:
         read(Api(other=other))
     assert wanted in str(raised.value)
     assert "Remedy" in str(raised.value)
+
+
+@pytest.mark.parametrize("warnings", ["5", '"no list"', '["store \\u001b[31m down", 7]', '{"a":1}'])
+def test_warnings_of_any_shape_are_kept_without_control_characters(warnings):
+    found, source = read(Api(other=ranged("[]", warnings=warnings)))
+    assert found == []
+    assert source.warnings
+    assert all(one.isprintable() for one in source.warnings)
+
+
+def test_times_that_were_not_asked_for_are_left_out():
+    values = ",".join(f'[{at},"{at}"]' for at in (5, BEGIN_S, BEGIN_S + 60, 9e10))
+    found, _ = read(Api(other=ranged(f'[{{"metric":{{}},"values":[{values}]}}]')))
+    assert found[0].times_s.tolist() == [BEGIN_S, BEGIN_S + 60]
 
 
 def test_silence_ends(monkeypatch):
@@ -252,6 +296,7 @@ def test_exports_in_both_forms_say_what_the_pages_say(series, tmp_path):
         ("metric,timestamp,value,model\nnv_inference_count,then,1,m", "line 2: no time"),
         ("metric,timestamp,value,model\nnv_inference_count,17e8,3 W,m", "line 2: no number"),
         ("metric,timestamp,value,model\nnv_inference_count,inf,3,m", "line 2: no time"),
+        (f"metric,timestamp,value,model\nnv_inference_count,17e8,3,{'m' * 200_000}", "field larger than field limit"),
     ],
 )
 def test_a_wrong_export_is_refused_by_line_and_column(text, wanted, tmp_path):

@@ -159,6 +159,31 @@ def test_models_that_answer_the_same_question_are_variants_by_the_operators_word
     assert "--variants = 'medium': no such model was asked" in done.stderr
 
 
+def test_names_of_any_letters_reach_table_page_and_files(tmp_path):
+    names = ["a$\\frac$b", "[/red]x", "a/b", "a-b", "<script>", "_hidden", "red\x1b[31m", "../etc"]
+    samples = []
+    for at_s in range(0, 1200, 60):
+        for n, name in enumerate(names):
+            page = World(model="NAME").triton(0, at_s)
+            samples += [
+                (one, {**labels, "model": name} if "model" in labels else {"gpu_uuid": f"GPU-{n}"}, time, value)
+                for one, labels, time, value in page_samples(page, 1.7e9 + at_s, "t", pod=f"pod-{n}")
+                if "summary" not in one
+            ]
+    boards = ["--device-type", "A100-SXM4-40GB", "--seeds", "0", "--out", str(tmp_path / "out")]
+    (tmp_path / "fleet.csv").write_text(long_csv(series_of(samples)))
+    done = run("--from-csv", str(tmp_path / "fleet.csv"), *boards)
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.stdout
+    assert all(f"{name.replace(chr(27), '?')}:3" in done.stdout for name in names)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<script>:3" not in page
+    assert "_hidden" in page
+    families = [one.name for one in Scenario.load(tmp_path / "out" / "scenario.toml").families]
+    assert sorted(families) == ["a-b", "a-b-2", "a-frac-b", "etc", "hidden", "red-31m", "red-x", "script"]
+    assert not (tmp_path / "etc").exists()
+
+
 def with_vllm(folder: Path, seeds: int):
     """Assessment of a vLLM on one of two boards."""
     world, samples = World(servers=1), []
