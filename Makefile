@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,14 @@ wheel: setup  ## the wheel, with families, settings files and scenarios in it: d
 	$(PYTHON) -m venv --clear .venv-perf
 	.venv-perf/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/perf-analyzer.txt
 	$(BIN)/python -m tests.support.perf_analyzer .venv-perf/debian
+	@touch $@
+
+# Engines of language models that others wrote, for tests alone: 3.6 GB, and llama.cpp is compiled (13 minutes of a core).
+# By pip alone, as for exports: it finds a CPU build of torch.
+.venv-engines/.ready: requirements/engines.txt requirements/export-torch.in
+	$(PYTHON) -m venv --clear .venv-engines
+	.venv-engines/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/engines.txt
+	.venv-engines/bin/pip install --quiet --disable-pip-version-check -r requirements/export-torch.in
 	@touch $@
 
 # Notebooks run on Trefoil, in the versions that are tested (last), and pandas.
@@ -217,6 +225,9 @@ test-dispatcher: setup  ## the dispatcher in processes of its own, before real T
 test-agent: setup  ## the power agent: crashes at every step, random plans, faults, clocks
 	nice -n 3 $(PYTEST) $(ARGS) $(AGENT_TESTS)
 
+test-engines: setup .venv-engines/.ready  ## what needs real engines of language models: the stand-in for Triton's vLLM backend against vLLM (five minutes)
+	nice -n 5 $(PYTEST) --timeout=900 $(ARGS) tests/engines
+
 test-quick: setup  ## house rules, units, contracts, papers' numbers, also long ones
 	$(PYTEST) $(ARGS) $(QUICK_TESTS)
 
@@ -249,7 +260,8 @@ dashboards: setup  ## regenerate the committed Grafana dashboards from the metri
 
 lock: setup  ## re-resolve the hashed lock files
 	for name in bootstrap main services dev triton train export docs notebooks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
+	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-header --no-annotate $(addprefix --find-links ,$(PIP_FIND_LINKS)) $(foreach name,torch torchvision torchaudio torchcodec,--no-emit-package $(name)) requirements/engines.in -o requirements/engines.txt
 	for name in triton-server perf-analyzer encoder tasks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:  ## remove environments and outputs
-	rm -rf dist .venv .venv-triton .venv-export .venv-perf .venv-docs .venv-notebooks out site .trefoil
+	rm -rf dist .venv .venv-triton .venv-export .venv-perf .venv-docs .venv-notebooks .venv-engines out site .trefoil

@@ -18,7 +18,7 @@ from collections import deque
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from language import SAMPLING, Choice, pieces
+from language import Choice, judged, pieces
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 ENGINE_KEYS = frozenset(
@@ -47,21 +47,27 @@ class Request:
         if self.prepends and self.stream:
             raise ValueError("When streaming, `exclude_input_in_output` = False is not allowed.")
         self.returns = {name for name in RETURNS if self._tensor(request, f"return_{name}", False)}
-        sampling = self.sampling(request)
+        sampling = judged(self.parameters(request))
         if sampling is None:
             raise AttributeError("'NoneType' object has no attribute 'lora_name'")
         self.logprobs = sampling["logprobs"] is not None
         self.prompt_tokens = len(pieces(self.prompt))
-        room = engine["max_model_len"] - self.prompt_tokens
+        most = engine["max_model_len"]
+        room = most - self.prompt_tokens
+        if not self.prompt_tokens:
+            raise ValueError("The decoder prompt cannot be empty")
         if room < 1:
+            more, needed = "", "text tokens"
+            if not room:
+                more = "plus the number of requested output tokens (at least 1) "
+                needed = "text tokens (prompt + requested output tokens)"
             raise ValueError(
-                f"The decoder prompt (length {self.prompt_tokens}) is longer than the maximum model length of "
-                f"{engine['max_model_len']}. Make sure that `max_model_len` is no smaller than the number of text "
-                "tokens."
+                f"The decoder prompt (length {self.prompt_tokens}) {more}is longer than the maximum model length of "
+                f"{most}. Make sure that `max_model_len` is no smaller than the number of {needed}."
             )
         self.choices = [
             Choice(engine["model"], self.prompt, index, sampling, room, engine["tokens_mean"])
-            for index in range(int(sampling["n"]))
+            for index in range(sampling["n"])
         ]
         self.sent = [(0, 0)] * len(self.choices)  # characters, tokens
 
@@ -76,19 +82,6 @@ class Request:
         given = cls._tensor(request, "sampling_parameters")
         return json.loads(given.decode() if given is not None else request.parameters())
 
-    @classmethod
-    def sampling(cls, request):
-        """Sampling parameters with defaults; None: a key or a value that vLLM's SamplingParams refuses."""
-        given = cls.parameters(request)
-        if set(given) - set(SAMPLING):
-            return None
-        try:
-            made = {n: v if SAMPLING[n] is None else type(SAMPLING[n])(v) for n, v in given.items()}
-        except (TypeError, ValueError):
-            return None
-        valid = made.get("max_tokens", 1) >= 1 and made.get("n", 1) >= 1 and made.get("temperature", 0) >= 0
-        return SAMPLING | made if valid and 0 < made.get("top_p", 1.0) <= 1 else None
-
     @property
     def finished(self):
         """Whether no token follows."""
@@ -96,11 +89,11 @@ class Request:
 
     def response(self, prepend=False):
         """What is new since the last one."""
-        before, self.sent = self.sent, [(len(choice.text), choice.tokens) for choice in self.choices]
+        before, self.sent = self.sent, [(len(choice.shown), choice.tokens) for choice in self.choices]
         head = self.prompt if prepend else ""
         both = list(zip(self.choices, before, strict=True))
         news = [choice.tokens - tokens for choice, (_, tokens) in both]
-        made = {"text_output": np.array([(head + c.text[at:]).encode() for c, (at, _) in both], np.object_)}
+        made = {"text_output": np.array([(head + c.shown[at:]).encode() for c, (at, _) in both], np.object_)}
         if "finish_reason" in self.returns:
             made["finish_reason"] = np.array([str(c.reason) for c in self.choices], np.object_)  # "None" on the way
         if "cumulative_logprob" in self.returns:

@@ -1,0 +1,129 @@
+"""Engines of language models that others wrote, as processes of `.venv-engines`: vLLM, Transformers, llama.cpp.
+
+They are for tests and benchmarks only. All serve the tiny model of `llm_model.py`, on 127.0.0.1, without any hub.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+
+from tests.support.ports import free_ports
+from trefoil.runtime.clock import WallClock
+
+CLOCK: Final = WallClock()
+ROOT: Final = Path(__file__).resolve().parents[2]
+ENVIRONMENT: Final = ROOT / ".venv-engines"
+READY_S: Final = {"vllm": 600.0, "transformers": 300.0, "llama": 60.0}
+KINDS: Final = tuple(READY_S)
+CONTEXT: Final = 256
+STREAMS: Final = 8
+OFFLINE: Final = {
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+}  # fmt: skip
+
+
+def make_model(folder: Path) -> Path:
+    """The tiny model below `folder`, which may hold it already; returns `folder`."""
+    if not (folder / "tiny.gguf").exists():
+        in_environment("tests/support/llm_model.py", "make", str(folder))
+    return folder
+
+
+def in_environment(*words: str, stdin: str = "") -> str:
+    """Output of the engines' Python."""
+    command = ["nice", "-n", "5", str(ENVIRONMENT / "bin" / "python"), *words]
+    done = subprocess.run(
+        command, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False, env=os.environ | OFFLINE
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+class Engine:
+    """One engine's processes."""
+
+    def __init__(self, kind: str, models: Path, *words: str) -> None:
+        """`models`: folder of `make_model`; `words`: further arguments."""
+        self.kind, self.port = kind, free_ports(1)[0]
+        self.address = f"http://127.0.0.1:{self.port}/v1"
+        self.model = str(models / "tiny") if kind == "transformers" else "tiny"
+        """What the engine calls the model."""
+        self.log = models / f"{kind}-{self.port}.log"
+        command = ["nice", "-n", "5", str(ENVIRONMENT / "bin" / "python"), *self._words(models), *words]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | OFFLINE, start_new_session=True
+            )
+
+    def _words(self, models: Path) -> Sequence[str]:
+        where = ["--host", "127.0.0.1", "--port", str(self.port)]
+        match self.kind:
+            case "vllm":
+                sizes = ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(STREAMS), "--dtype", "float32"]
+                server = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(models / "tiny")]
+                return [*server, *where, *sizes, "--served-model-name", "tiny", "--enforce-eager"]
+            case "transformers":
+                blocks = ["--continuous-batching", "--cb-num-blocks", "64"]
+                return [str(ENVIRONMENT / "bin" / "transformers"), "serve", str(models / "tiny"), *where, *blocks]
+        files = ["--model", str(models / "tiny.gguf"), "--model_alias", "tiny"]
+        return ["-m", "llama_cpp.server", *files, *where, "--n_ctx", str(CONTEXT), "--n_threads", "1"]
+
+    def wait_ready(self) -> float:
+        """Wait for its first answer; seconds that it took.
+
+        Raises:
+            RuntimeError: it ended, or did not answer in time; with the end of its log.
+        """
+        began_s = CLOCK.monotonic_s()
+        while (took_s := CLOCK.monotonic_s() - began_s) < READY_S[self.kind]:
+            if self._process.poll() is not None:
+                break
+            try:
+                asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0}
+                asked |= {"messages": [{"role": "user", "content": "hello"}]}
+                if httpx.post(f"{self.address}/chat/completions", json=asked, timeout=60.0).is_success:
+                    return took_s
+            except httpx.TransportError:
+                pass
+            CLOCK.block(0.2)
+        raise RuntimeError(f"{self.kind} is not ready after {took_s:.0f} s: {self.log.read_text()[-2000:]}")
+
+    def running(self) -> int | None:
+        """Requests that run at the engine, by its own metrics; None: it has none."""
+        if self.kind != "vllm":
+            return None
+        page = httpx.get(self.address.removesuffix("/v1") + "/metrics", timeout=30.0).text
+        lines = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running")]
+        return int(sum(float(line.split()[-1]) for line in lines))
+
+    def processes(self) -> list[psutil.Process]:
+        """All of its processes that live, also orphans: they share its session."""
+        found = []
+        for one in psutil.process_iter():
+            try:
+                if os.getsid(one.pid) == self._process.pid and one.status() != psutil.STATUS_ZOMBIE:
+                    found.append(one)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return found
+
+    def kill(self) -> None:
+        """End it at once, with all of its processes."""
+        for one in self.processes():
+            os.kill(one.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def judge(cases: Sequence[dict[str, object]]) -> list[bool]:
+    """Whether vLLM takes each of these sampling parameters."""
+    told = in_environment("tests/support/llm_model.py", "judge", stdin=json.dumps(cases))
+    return list(json.loads(told.splitlines()[-1]))
