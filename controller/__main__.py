@@ -148,7 +148,6 @@ def parts(
     )
     rungs = BudgetRungs(state.keys, accountant, leadership, plan_keys, metrics, clock)
     loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, rungs, disk, signals, clock)
-
     jobs = JobsPlanning(state, leadership, loop.view, observation.inputs, metrics, clock)
 
     def adopt() -> None:

@@ -143,10 +143,9 @@ class Admission:
                 f"Request for unknown model: '{family}' version {message.model_version} is not found",
                 remedy=f"leave the version out, or ask for {kserve_wire.PUBLIC_VERSION}: the variant is ours to choose",
             )
-        timeout_s, job = 0.0, caller.idle_slice is not None
-        asked = request_parameters.NO_PARAMETERS
+        idle, asked = caller.idle_slice, request_parameters.NO_PARAMETERS
         payload: tuple[bytes | memoryview, ...] = (data,)
-        priority, sequence = 0, _NO_SEQUENCE
+        timeout_s, priority, sequence = 0.0, 0, _NO_SEQUENCE
         parameters = message.parameters
         if parameters:
             if "timeout" in parameters:
@@ -161,14 +160,14 @@ class Admission:
         if message.model_version:
             payload = (*payload, kserve_wire.CLEAR_VERSION)
         sequence_id, sequence_start, sequence_end = sequence
-        deadline_s, timeout_binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
+        deadline_s, binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
         items = min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(chain[0]) else 1
         tenant = caller.tenant or (PROBE_TENANT if message.id == PROBE_ID else "")
         rung, asked = self._within_budget(caller, tenant, family, asked)
         ticket = Ticket(
             id=next(self._ids),
             family=chain[0],
-            slo_class=JOB_CLASS if job else self._load.class_name(asked.slo_class),
+            slo_class=JOB_CLASS if idle else self._load.class_name(asked.slo_class),
             tenant=tenant,
             items=items,
             bytes=len(data),
@@ -180,14 +179,13 @@ class Admission:
             sequence_start=sequence_start,
             sequence_end=sequence_end,
             length_score=None,
-            slo_ms=0.0 if job else self._routing.slo_ms(family, asked),
+            slo_ms=0.0 if idle else self._routing.slo_ms(family, asked),
             flow=caller.flow,
             weight=caller.weight,
             cost_s=self._costs.expected_s(chain[0], items, caller.flow[0]),
         )
-        if not (caller.hops or job):  # else it was counted where the client came in
+        if not (caller.hops or idle):  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), tenant)
-        binds, idle = timeout_binds, caller.idle_slice
         return Request(family, chain, queue, ticket, payload, asked, binds, caller.trace, rung=rung, idle_slice=idle)
 
     def _within_budget(

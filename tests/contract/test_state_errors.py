@@ -92,6 +92,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "jobs_open": Row(KEYS.jobs_open("f0"), DISPATCHER, "controller", "plans none of that folder's jobs",
                      "writes it every 20 s"),
     "jobs_plan": Row(KEYS.jobs_plan(), CONTROLLER, "dispatchers, CLI", "run jobs at once"),
+    "tenant_rungs": Row(KEYS.tenant_rungs(), CONTROLLER, "dispatchers", "obeyed for 60 s", "written again within 20 s"),
     "accounted": Row(KEYS.accounted(), CONTROLLER, "the next controller", "goes on from its disk",
                      "writes all of it every few seconds"),
     "totals": Row(KEYS.totals("digits", "2025061515"), CONTROLLER, "CLI", "show none",
@@ -193,7 +194,7 @@ AT_ONCE: Final = ("plan", "ack", "node", "energy")  # a writer each; the others 
 IN_SYSTEM: Final = [
     name
     for name, row in ROWS.items()
-    if row.writer != FEED and name not in ("kept", "scale_signal", "jobs_open", "jobs_plan")
+    if row.writer != FEED and name not in ("kept", "scale_signal", "jobs_open", "jobs_plan", "tenant_rungs")
 ]  # one disk is all that these controllers have, no governor of theirs wants capacity, and nobody submits a job
 
 
