@@ -1,8 +1,8 @@
 """Items of a job as batches for a slice, and the answer to a batch as answers to its items.
 
-Items are ModelInferRequests in bytes, or KServe v2's JSON. Those that differ in nothing but their tensors' data and
-number of rows go to a slice as one request; heads are parsed once for many items, tensors are joined and cut, never
-converted. What its family cannot take is found here, so that one wrong item does not fail the batch that it is in.
+Items are ModelInferRequests in bytes, or KServe v2's JSON. Items that differ only in their tensors' data and number of
+rows go to a slice as one request. Heads are parsed once for many items; tensors are joined and cut, never converted.
+Items are checked against the family's contract here, so that a wrong item does not fail its batch.
 """
 
 import math

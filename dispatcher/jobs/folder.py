@@ -1,4 +1,4 @@
-"""Files of jobs: one folder for each, below the jobs folder. All methods block: `on_disk` calls them.
+"""Files of jobs: one folder for each, below the jobs folder. All methods block, so `on_disk` calls them.
 
 <jobs>/<id>/job.json          the job and how many items it has; the folder is moved into place when all is on disk
             items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits);
@@ -280,7 +280,7 @@ class Upload:
         data = b"".join(parts)
         self._digest.update(data)
         self._items.write(data)
-        self._items.flush()  # its time says that somebody writes: see `JobsFolder.sweep`
+        self._items.flush()  # its time shows that the upload goes on: see `JobsFolder.sweep`
 
     @property
     def count(self) -> int:
@@ -365,7 +365,7 @@ def _checked(data: bytes, at: int) -> bytes | None:
 
 
 class JobReader:
-    """How a job stands by its files, whoever owns it. `kept`: also where its results lie."""
+    """State of a job by its files, for any worker. `kept`: also where its results are."""
 
     def __init__(self, folder: JobsFolder, name: str, kept: bool = False) -> None:
         """Raises NotFound."""
@@ -450,7 +450,7 @@ class OwnedJob(JobReader):
     items: Items | None = None
 
     def __init__(self, folder: JobsFolder, name: str, epoch: int, owner: str) -> None:
-        """Take the job over from whoever owned it.
+        """Take the job over from its owner before.
 
         Raises:
             NotFound: there is none.

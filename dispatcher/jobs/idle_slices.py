@@ -1,4 +1,4 @@
-"""Idle slices for jobs: which of a family are idle now, and whether a batch on one would delay interactive requests."""
+"""Idle slices for jobs, and whether a batch on one would delay interactive requests."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ Size = tuple[int, float]
 
 @dataclass(slots=True)
 class _Arrivals:
-    """Interactive arrivals at a worker by family; `at_s`: when it told last, on the monotonic clock."""
+    """Interactive arrivals at a worker by family; `at_s`: time of its last window, on the monotonic clock."""
 
     at_s: float = 0.0
     mean_per_s: dict[str, float] = field(default_factory=dict)

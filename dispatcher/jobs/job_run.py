@@ -1,8 +1,7 @@
-"""Runs one job: reads its items ahead, sends batches to idle slices, writes what came of them.
+"""Runs one job: reads its items ahead, sends batches to idle slices, writes the results.
 
-Work on items is done a few at a time, so that the event loop, which serves interactive requests, is never held up for
-longer than one of those takes; files are read and written in threads. A batch that fails is tried again item by item,
-so that each item has its own answer or error.
+The event loop also serves interactive requests. So it works on a few items at a time, and threads read and write files.
+A failed batch is tried again item by item, so that each item has its own answer or error.
 """
 
 import asyncio

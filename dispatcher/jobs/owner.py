@@ -1,9 +1,9 @@
-"""Owns the jobs of a folder: takes the lease, runs what is not done, ends what is cancelled, removes what is old.
+"""Owns the jobs of a folder: holds its lease, runs jobs, ends cancelled ones, removes old results and files.
 
-Of all workers that share a folder one holds its lease in Redis and owns all its jobs; when it dies another takes them
-over as soon as the lease has run out. Its epoch is above every one that the folder has seen, also where Redis was
-emptied, and fences what the one before still writes (core/journal.py). Without Redis nothing new is begun once the
-lease is over: jobs wait, interactive requests do not. A worker without credits for a job lets another one own them.
+One of the workers that share a folder holds its lease in Redis and owns all its jobs. If it dies, another worker takes
+the jobs over when the lease has expired. Its epoch is higher than all epochs in the folder, also after Redis was
+emptied; so the writes of an earlier owner are ignored (core/journal.py). Without Redis jobs pause when the lease
+expires; interactive requests go on. A worker without credits for a waiting job gives the lease up to other workers.
 """
 
 import asyncio

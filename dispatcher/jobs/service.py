@@ -24,6 +24,7 @@ from trefoil.runtime.security.scopes import check_request
 
 NAME: Final = "trefoil.dispatcher.v1.Jobs"
 WATCH_S: Final = 0.5
+SAID_S: Final = 30.0  # how often a status is sent again that has not changed
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
 UPLOADS_MAX: Final = 8
 SILENT_S: Final = 60.0  # that a client may send nothing, or read nothing
@@ -137,18 +138,17 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
                 raise self._refused(error, "the job goes on") from error
         return jobs_pb2.CancelResponse(status=await self.status(request.id))
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """How a job stands, whenever that changes, until it has ended."""
-        reader = await on_disk(JobReader, self._folder, request.id)
-        last = None
-        while True:
+    async def Watch(self, request: Any, context: Any) -> None:
+        """How a job stands, whenever that changes and every SAID_S, until it has ended."""
+        reader, clock = await on_disk(JobReader, self._folder, request.id), self._local.clock
+        last, said_s = None, 0.0
+        while last is None or last.state not in ENDED:
             status = await on_disk(self.read_status, reader)
-            if status != last:
-                yield jobs_pb2.WatchResponse(status=status)
-            if status.state in ENDED:
-                return
-            last = status
-            await self._local.clock.sleep(WATCH_S)
+            if status != last or clock.monotonic_s() - said_s >= SAID_S:
+                await _end_unread(await _unread(context, jobs_pb2.WatchResponse(status=status)), "watch it again")
+                last, said_s = status, clock.monotonic_s()
+            if status.state not in ENDED:
+                await clock.sleep(WATCH_S)
 
     async def GetResults(self, request: Any, context: Any) -> None:
         """Results in the order of items, each once."""
@@ -163,9 +163,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             raise disk_error(self._folder.root / request.id, error, "read", so) from error
         finally:
             self._readers -= 1
-        if unread is not None:
-            await unread  # no status can be sent before
-            raise Unavailable(f"nothing was read for {SILENT_S:g} s", remedy="ask again from the next item")
+        await _end_unread(unread, "ask again from the next item")
 
     async def _send_results(self, request: Any, context: Any) -> Any:
         """Send results; returns the message that the client did not read in time, or None."""
@@ -175,12 +173,8 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             raise InvalidInput("is a batch of OpenAI's API", field="id", value=request.id, remedy=remedy)
         while item < reader.stored.items:
             message, item = await on_disk(self._results, reader, item)
-            if message.results:
-                writing = asyncio.ensure_future(context.write(message))
-                writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the client may leave
-                if not (await asyncio.wait((writing,), timeout=SILENT_S))[0]:
-                    return writing
-                await writing
+            if message.results and (unread := await _unread(context, message)) is not None:
+                return unread
         return None
 
     def _results(self, reader: JobReader, first: int) -> tuple[Any, int]:
@@ -267,6 +261,23 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
 
     def _refused(self, error: OSError, consequence: str) -> DiskUnavailable:
         return disk_error(self._folder.root, error, "written", consequence)
+
+
+async def _unread(context: Any, message: Any) -> Any:
+    """Send a message; returns its writing if the client does not read it in time, else None."""
+    writing = asyncio.ensure_future(context.write(message))
+    writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the client may leave
+    if not (await asyncio.wait((writing,), timeout=SILENT_S))[0]:
+        return writing
+    await writing
+    return None
+
+
+async def _end_unread(writing: Any, remedy: str) -> None:
+    """End a call whose client does not read, if it does not. Raises Unavailable."""
+    if writing is not None:
+        await writing  # no status can be sent before
+        raise Unavailable(f"nothing was read for {SILENT_S:g} s", remedy=remedy)
 
 
 def _time(at_s: float) -> Timestamp:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 
 import grpc
 import pytest
@@ -17,6 +18,8 @@ from tests.integration.test_dispatcher_jobs import CANCELLED, DONE, items, refus
 from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.job_serving import Jobs, item, jobs_of, messages
+from trefoil.api import jobs as jobs_client
+from trefoil.core.errors import Unavailable
 
 pytestmark = pytest.mark.integration
 
@@ -157,6 +160,27 @@ async def test_silent_clients_leave_their_places(system, jobs, monkeypatch):
             pass
 
     assert "UNAVAILABLE nothing was read for 0.2 s. Remedy: ask again" in await refused(rest())
+
+
+async def test_a_watched_job_is_told_of_again_and_a_silent_dispatcher_is_given_up(system, jobs, monkeypatch):
+    monkeypatch.setattr(service, "SAID_S", 0.0)
+    monkeypatch.setattr(service, "WATCH_S", 0.01)
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    await jobs.submit(items(3), id="a")
+    await until(lambda: "a" in jobs.owner.runs)
+    stream = jobs.stub.Watch(jobs_pb2.WatchRequest(id="a"))
+    seen = [(await stream.read()).status for _ in range(20)]
+    assert any(one == next_ for one, next_ in pairwise(seen))
+    stream.cancel()
+    monkeypatch.setattr(service, "SAID_S", 60.0)
+    monkeypatch.setattr(jobs_client, "SILENT_S", 0.3)
+    client = jobs_client.Jobs.connect(jobs.address)
+    with pytest.raises(Unavailable, match=r"sent nothing for 0.3 s. Remedy: watch it again"):
+        await asyncio.to_thread(list, client.watch("a"))
+    client.close()
+    for slice_ in system.slices:
+        slice_.gate.set()
 
 
 async def test_jobs_go_to_a_worker_that_has_credits(system, jobs, monkeypatch):

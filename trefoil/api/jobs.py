@@ -1,6 +1,7 @@
 """Jobs of a running system from Python: items from a file or from arrays, how they stand, and what came of them."""
 
 import os
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from trefoil.runtime.security.tls import Tls
 
 CHUNK_BYTES: Final = 256 * 1024
 TIMEOUT_S: Final = 30.0
+SILENT_S: Final = 90.0  # a dispatcher sends a status every 30 s
 PLAN_WAIT_S: Final = 5.0  # for a job's first plan: owner, controller and readers look every one or two seconds
 SUFFIXES: Final = (".npz", ".jsonl")
 ENDED: Final = ("done", "cancelled")
@@ -174,9 +176,13 @@ class Jobs:
         return _status(self._ask("Cancel", jobs_pb2.CancelRequest(id=name, why=why)).status)
 
     def watch(self, name: str) -> Iterator[JobStatus]:
-        """How a job stands, whenever that changes, until it has ended. Raises NotFound, Unavailable."""
-        for told in self._stream("Watch", jobs_pb2.WatchRequest(id=name)):
-            yield _status(told.status)
+        """How a job stands, whenever that changes, until it has ended. Raises NotFound; Unavailable, also where nothing
+        comes for SILENT_S."""
+        last = None
+        for told in self._stream("Watch", jobs_pb2.WatchRequest(id=name), SILENT_S):
+            if told != last:
+                yield _status(told.status)
+            last = told
 
     def results(self, name: str, first: int = 0) -> Iterator[ItemResult]:
         """Results in the order of items, each once; of a job that goes on those there are. Raises as `watch`."""
@@ -197,11 +203,28 @@ class Jobs:
         except grpc.RpcError as error:
             raise _explained(error) from error
 
-    def _stream(self, method: str, request: Any) -> Iterator[Any]:
+    def _stream(self, method: str, request: Any, silent_s: float | None = None) -> Iterator[Any]:
+        """Messages of a call, which is cancelled if none comes for a time; None: it waits."""
         try:
-            yield from getattr(self._stub, method)(request, metadata=self._metadata)
+            call = getattr(self._stub, method)(request, metadata=self._metadata)
+            while (message := _next(call, silent_s)) is not None:
+                yield message
         except grpc.RpcError as error:
+            if silent_s is not None and error.code() is grpc.StatusCode.CANCELLED:
+                raise Unavailable(f"the dispatcher sent nothing for {silent_s:g} s", remedy="watch it again") from error
             raise _explained(error) from error
+
+
+def _next(call: Any, silent_s: float | None) -> Any:
+    if silent_s is None:
+        return next(call, None)
+    silence = threading.Timer(silent_s, call.cancel)
+    silence.daemon = True
+    silence.start()
+    try:
+        return next(call, None)
+    finally:
+        silence.cancel()
 
 
 def read_items(source: Items) -> Iterator[bytes]:

@@ -1,9 +1,8 @@
-"""Journal of a job: which items have ended and where their results lie, and how it is read back. Pure.
+"""Journal of a job: which items have ended and where their results are. Pure.
 
-Each owner of a job writes files of its own, named by the epoch that it owns jobs under: `journal.<epoch>` of lines and
-`answers.<epoch>` of bytes. The first line of a journal says how much of each earlier one counts: what an owner that was
-overtaken writes after that is passed over, so that each item has one result for ever. Bytes are on disk before the
-line that names them is written.
+Each owner of a job writes separate files, named by its epoch: `journal.<epoch>` has lines, `answers.<epoch>` bytes. The
+first line of a journal says how many bytes of each earlier journal count. Readers ignore what an earlier owner writes
+after that, so each item has exactly one result. Bytes are on disk before the line that names them is written.
 """
 
 import json
@@ -40,7 +39,7 @@ class Place:
 
 @dataclass(slots=True)
 class Ledger:
-    """What a journal says. `kept`: also where each result lies, for whoever reads results."""
+    """What a journal says. `kept`: also where each result is, for readers of results."""
 
     items: int
     kept: bool = False

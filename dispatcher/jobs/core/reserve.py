@@ -1,18 +1,18 @@
-"""When a batch of a job may take an idle slice: as long as the p95 of interactive requests stays.
+"""Decides whether a batch of a job may start on an idle slice, so that the p95 of interactive requests stays.
 
-Source: busy probability seen by Poisson arrivals (PASTA); deficits as in token buckets; the tail bound is ours.
-Data: of each queue that the slice serves its arrivals [1/s], its other slices that are idle and the latencies of late;
-    how long the batch takes [s]; the interactive requests that have come.
+Source: Poisson arrivals see time averages (PASTA); token buckets with deficits; the bound on the tail is ours.
+Data: for each queue that the slice serves the arrivals [1/s], the number of its other idle slices and its latencies of
+    the last minutes; the duration of the batch [s]; the interactive requests that have arrived.
 Decision: whether the batch may start now.
-Formulation: while a batch runs for s seconds, N ~ Poisson(rate x s) requests come. The k other idle slices take the
-    first k, so that E[(N - k)+] requests find only the slice with the batch. Each batch is charged this expectation.
-    Interactive requests pay for it: a share f of each that comes, at most CREDIT_MAX in advance. A batch starts where
-    the account covers it; one that is charged more than CREDIT_MAX leaves a debt. So a share f of all requests is
-    delayed by jobs, each by s at most, and with T(x) the share of latencies beyond x, at most
-    T(x) + f (T(x - s) - T(x)) are beyond x then. f is the largest for which this is 5 % at P95_GROWTH x p95, times
-    SAFETY, because who is delayed delays who comes next; between SHARE_MIN and SHARE_MAX.
-Deviations: requests that end while the batch runs free slices, too; leaving them out is on the safe side. Without
-    arrivals nothing is charged. Before SEEN_MIN latencies are known the share is the least.
+Formulation: while a batch runs for s seconds, N ~ Poisson(rate x s) requests arrive. The k other idle slices take the
+    first k, so E[(N - k)+] requests are delayed by the batch. The batch is charged this number, and starts only if the
+    account of each queue covers it. An account earns a share f of each interactive request, up to CREDIT_MAX. A charge
+    above CREDIT_MAX leaves a debt. So batches delay at most a share f of all requests, each by at most s. With T(x) the
+    share of latencies above x, at most T(x) + f (T(x - s) - T(x)) are above x then. f is the largest share for which
+    this is 5 % at P95_GROWTH x p95, times SAFETY, because a delayed request delays those behind it. f stays between
+    SHARE_MIN and SHARE_MAX.
+Deviations: requests that end during the batch free slices, too. They are not counted, which overestimates the delay.
+    Without arrivals there is no charge. With fewer than SEEN_MIN latencies the share is SHARE_MIN.
 """
 
 import math
@@ -33,7 +33,7 @@ CREDIT_MAX: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits or would wait for a slice in one queue: `idle` counts its other slices without a request."""
+    """Load of one queue of a slice. `idle`: number of its other slices without a request."""
 
     queue: str
     rate_per_s: float
@@ -54,7 +54,7 @@ def expected_delayed(rate_per_s: float, batch_s: float, idle: int) -> float:
 
 
 def allowed_share(latency: Histogram, batch_ms: float) -> float:
-    """Share of the requests that batches of a length may delay, by the latencies of late."""
+    """Share of the requests that batches of a duration may delay, by recent latencies."""
     if latency.total < SEEN_MIN or batch_ms <= 0.0:
         return SHARE_MIN
     limit_ms = P95_GROWTH * _p95_ms(latency)
@@ -65,14 +65,14 @@ def allowed_share(latency: Histogram, batch_ms: float) -> float:
 
 
 def _beyond(latency: Histogram, limit_ms: float) -> float:
-    """Share of latencies beyond a limit; inside a bucket they lie evenly by their logarithm."""
+    """Share of latencies above a limit; inside a bucket they are uniform in their logarithm."""
     at = PER_OCTAVE * math.log2(max(limit_ms, FLOOR_MS) / FLOOR_MS)
     pairs = zip(latency.index, latency.count, strict=True)
     return sum(n * min(1.0, max(0.0, i + 1 - at)) for i, n in pairs) / latency.total
 
 
 def _p95_ms(latency: Histogram) -> float:
-    """The quantile that is kept, inside its bucket as `_beyond` has it [ms]."""
+    """95th percentile [ms], interpolated inside its bucket as in `_beyond`."""
     left = (1.0 - QUANTILE) * latency.total
     for i, n in zip(reversed(latency.index), reversed(latency.count), strict=True):
         if n >= left:
@@ -82,17 +82,17 @@ def _p95_ms(latency: Histogram) -> float:
 
 
 class Reserve:
-    """Accounts of how many interactive requests jobs may delay, one for each queue."""
+    """Accounts of the interactive requests that jobs may delay, one for each queue."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, float] = {}
 
     def on_arrivals(self, queue: str, count: float, share: float = SHARE_MIN) -> None:
-        """Book interactive requests that have come, and the share of them that may be delayed."""
+        """Book interactive requests that have arrived, and the share of them that may be delayed."""
         self._accounts[queue] = min(CREDIT_MAX, self._accounts.get(queue, 0.0) + share * count)
 
     def try_start(self, waiting: Sequence[Waiting], batch_s: float) -> bool:
-        """Whether a batch may start; if so, it is charged."""
+        """Whether a batch may start; if so, charge it."""
         charges = [expected_delayed(one.rate_per_s, batch_s, one.idle) for one in waiting]
         for one, charge in zip(waiting, charges, strict=True):
             # Where no requests come nothing is delayed, and a debt could never be paid back.

@@ -101,7 +101,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """How a job stands, at once and then whenever that changes, until it has ended.
+        """How a job stands, at once, whenever that changes and every 30 s, until it has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
