@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sys
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -121,6 +123,35 @@ def test_a_file_that_changes_while_it_is_read(tmp_path):
         file.write("{}\n")
     with pytest.raises(InvalidInput, match=r"items = '.*': changed while it was read. Remedy: submit it again"):
         list(items)
+
+
+def test_items_come_from_an_object_store(monkeypatch):
+    store = fsspec.filesystem("memory")
+    with store.open("/bucket/items.npz", "wb") as file:
+        np.savez(file, IMAGE=np.arange(6, dtype=np.uint8).reshape(3, 2))
+    store.pipe_file("/bucket/items.jsonl", b"{}\n\n{}\n")
+    assert len(list(read_items("memory://bucket/items.npz"))) == 3
+    assert list(read_items("memory://bucket/items.jsonl")) == [b"{}", b"{}"]
+    items = read_items("memory://bucket/items.jsonl")
+    next(items)
+    store.pipe_file("/bucket/items.jsonl", b"{}\n\n{}\n{}\n")
+    with pytest.raises(InvalidInput, match=r"'memory://bucket/items.jsonl': changed while it was read"):
+        list(items)
+    store.pipe_file("/bucket/torn.npz", b"PK")
+    for url, words in (
+        ("memory://bucket/gone.npz", "FileNotFoundError"),
+        ("memory://bucket/torn.npz", "BadZipFile|ValueError|EOFError"),
+        ("nostore://bucket/a.npz", "ValueError"),
+        ("memory://bucket/items.csv", "is of no known kind"),
+    ):
+        with pytest.raises(InvalidInput, match=f"items = '{url}': .*({words}).*Remedy: "):
+            list(read_items(url))
+    with pytest.raises(InvalidInput) as caught:
+        list(read_items("nostore://me:secret@bucket/a.npz?X-Signature=secret"))
+    assert "secret" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(InvalidInput, match=r"needs fsspec. Remedy: install trefoil\[stores\]"):
+        list(read_items("memory://bucket/items.npz"))
 
 
 def test_files_that_are_no_whole_npz_are_refused_by_name(tmp_path):

@@ -4,10 +4,11 @@ import os
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import grpc
 import numpy as np
@@ -229,6 +230,7 @@ def _next(call: Any, silent_s: float | None) -> Any:
 
 def read_items(source: Items) -> Iterator[bytes]:
     """Items of a job: of a .npz or of arrays one for each first index, of a .jsonl one for each line (KServe v2 JSON).
+    A file may be in an object store, named by a URL that fsspec knows; this process reads it, with its credentials.
 
     Raises:
         InvalidInput: the file cannot be read, is of another kind, or changes while it is read; arrays differ in length.
@@ -236,25 +238,64 @@ def read_items(source: Items) -> Iterator[bytes]:
     if not isinstance(source, Path | str):
         yield from _of_arrays(source)
         return
-    path = Path(source)
-    if path.suffix not in SUFFIXES:
+    name = _shown(source)
+    if not name.endswith(SUFFIXES):
         remedy = f"give a file that ends in {' or '.join(SUFFIXES)}"
-        raise InvalidInput("is of no known kind", field="items", value=str(source), remedy=remedy)
+        raise InvalidInput("is of no known kind", field="items", value=name, remedy=remedy)
     try:
-        with path.open("rb") as file:
-            before = _stamp(file.fileno())
-            if path.suffix == ".jsonl":
+        with _opened(source) as (file, stamp):
+            before = stamp()
+            if name.endswith(".jsonl"):
                 yield from (line for line in map(bytes.strip, file) if line)
-                _require_unchanged(path, before)
+                _require_unchanged(name, before, stamp())
                 return
             loaded = np.load(file, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise ValueError("it is a .npy")
             arrays = {name: loaded[name] for name in loaded.files}
-            _require_unchanged(path, before)
+            _require_unchanged(name, before, stamp())
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise system_error(InvalidInput, error, "be read", path, field="items", remedy="give a whole file") from error
+        raise system_error(
+            InvalidInput, error, "be read", Path(name), field="items", remedy="give a whole file"
+        ) from error
     yield from _of_arrays(arrays)
+
+
+@contextmanager
+def _opened(source: Path | str) -> Iterator[tuple[IO[bytes], Callable[[], object]]]:
+    """A file, and what tells its state: another one where it has changed."""
+    if isinstance(source, Path) or "://" not in source:
+        with Path(source).open("rb") as file:
+            yield file, lambda: (os.stat(source).st_mtime_ns, os.stat(source).st_size)
+        return
+    try:
+        import fsspec  # of the extra `stores`
+    except ImportError as error:
+        remedy = "install trefoil[stores], and the package of the store, e.g. s3fs"
+        raise InvalidInput("needs fsspec", field="items", value=_shown(source), remedy=remedy) from error
+    try:
+        store, path = fsspec.url_to_fs(source)
+
+        def stamp() -> object:
+            store.invalidate_cache()
+            return store.ukey(path)
+
+        with store.open(path, "rb") as file:
+            yield file, stamp
+    except InvalidInput:
+        raise
+    except Exception as error:  # each store has other error types, whose texts may hold the keys of signed URLs
+        why = f"cannot be read ({type(error).__name__})"
+        remedy = "see that it is there and whole, and that fsspec has the store's package and credentials"
+        raise InvalidInput(why, field="items", value=_shown(source), remedy=remedy) from error
+
+
+def _shown(source: Path | str) -> str:
+    """Name of a file; of a URL without user, password and query."""
+    head, mark, rest = str(source).rpartition("://")
+    if isinstance(source, Path) or not mark:
+        return str(source)
+    return f"{head}{mark}{rest.partition('?')[0].rpartition('@')[2]}"
 
 
 def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
@@ -296,16 +337,10 @@ def _messages(job: Any, items: Iterator[bytes], failure: list[Exception]) -> Ite
         raise
 
 
-def _stamp(descriptor: int) -> tuple[int, int]:
-    stat = os.fstat(descriptor)
-    return stat.st_mtime_ns, stat.st_size
-
-
-def _require_unchanged(path: Path, before: tuple[int, int]) -> None:
-    stat = path.stat()
-    if (stat.st_mtime_ns, stat.st_size) != before:
+def _require_unchanged(name: str, before: object, after: object) -> None:
+    if after != before:
         remedy = "submit it again when it is whole"
-        raise InvalidInput("changed while it was read", field="items", value=str(path), remedy=remedy)
+        raise InvalidInput("changed while it was read", field="items", value=name, remedy=remedy)
 
 
 def _explained(error: Any) -> Exception:

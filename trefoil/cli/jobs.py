@@ -43,7 +43,9 @@ Name = Annotated[str, typer.Argument(metavar="ID", help="Name of the job, as `su
 @app.command("submit")
 def submit(
     family: Annotated[str, typer.Argument(help="Family that answers.")],
-    items: Annotated[Path, typer.Argument(help=".npz of arrays by input name, or .jsonl of KServe v2 requests.")],
+    items: Annotated[
+        str, typer.Argument(help="File or URL: .npz of arrays by input name, or .jsonl of KServe v2 requests.")
+    ],
     complete_by: Annotated[str, typer.Option("--complete-by", help="Deadline: 6h, 90min, 2d, or 2026-11-20T12:00Z.")],
     name: Annotated[str, typer.Option("--id", help="Name of the job; given again, it is the same job.")] = "",
     tenant: Annotated[
