@@ -146,13 +146,14 @@ class DispatcherSettings(WorkerPlace):
     jobs_items_max: int = Field(1_000_000, ge=1)
     """Items of one job."""
     jobs_bytes_max: int = Field(4 * 2**30, ge=1)
-    """Items of one job, in bytes."""
+    """Items of one job, in bytes; also all files of one tenant for batches."""
     jobs_tenant_max: int = Field(20, ge=1)
-    """Jobs of one tenant that have not ended; ten times as many with those whose results are kept."""
+    """Jobs of one tenant that have not ended; ten times as many with those whose results are kept,
+    and ten times as many files for batches."""
     jobs_results_max: int = Field(16, ge=1)
-    """Clients that read results of jobs at once."""
+    """Clients that read results of jobs at once; as many may read files of batches."""
     jobs_keep_s: float = Field(7 * 86_400.0, gt=0)
-    """How long the results of a job stay after it ended."""
+    """How long the results of a job stay after it ended, and files for batches after they came."""
     otel_endpoint: str = ""
     """http(s)://host:port of an OpenTelemetry collector (OTLP over gRPC); empty = no spans. Needs trefoil[otel]."""
     log_every_requests: int = Field(1000, ge=1)
