@@ -92,6 +92,11 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "--tenant acme --reset",  # the settings have none of it
     ),
     "budget clear": ("--tenant acme",),
+    "state restore": (
+        "{tmp}/nowhere.dump --config {tmp}/controller.toml",
+        "{tmp}/plan.json --config {tmp}/controller.toml",
+        "{tmp}/plan.json --config {tmp}/nowhere.toml",
+    ),
     "objective fleet": ("--max-watts 0", "--max-watts many", "--max-watts 900 --reset"),
     "node drain": ("node0/gpu9 --why test", "node9/gpu0", "node0/gpu9 --release", "--ca {tmp}/nowhere.pem"),
     "node clocks": (
@@ -130,7 +135,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "family assume": ("digits --repository {tmp}/models", "ghost --repository {tmp}/models"),
     "family import": ("{tmp}/nowhere --as own=a,b --slo-latency-ms 50 --repository {tmp}/models",),
 }
-WITHOUT_SYSTEM = ("demo", "family import", "family assume")  # they take no --state-dir
+WITHOUT_SYSTEM = ("demo", "state restore", "family import", "family assume")  # they take no --state-dir
 # They change nothing of a running system, refused or not: they show, or work on files.
 READING = {
     *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),
@@ -217,6 +222,7 @@ def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
     )
     (folder / "mode.toml").write_text('mode = "sometimes"\n')
     (folder / "cap.toml").write_text("max_watts = 4000\n")
+    (folder / "controller.toml").write_text(f'redis_url = "{system.launch.redis_url}"\ncluster = "default"\n')
     (folder / "damaged" / "run").mkdir(parents=True)
     (folder / "damaged" / "run" / "launch.json").write_text("{")
     ghost = folder / "models" / "ghost"

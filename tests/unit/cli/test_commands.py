@@ -61,7 +61,7 @@ COMMANDS = [
     ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"], ["family", "stop"], ["family", "start"],
     ["family", "profile"], ["family", "sensitivity"], ["family", "generate"],
-    ["objective", "fleet"], ["apply"], ["diff"], ["export"], ["setup", "triton"],
+    ["objective", "fleet"], ["apply"], ["diff"], ["export"], ["state", "restore"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
     ["lengths", "train"], ["budget", "set"], ["budget", "clear"], ["budget", "list"], ["budget", "show"],
     ["jobs", "submit"], ["jobs", "list"], ["jobs", "show"], ["jobs", "watch"], ["jobs", "cancel"], ["jobs", "results"],

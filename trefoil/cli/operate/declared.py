@@ -63,6 +63,7 @@ def apply(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json
 def export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: print it.")] = None,
     where: SystemAddress = HERE,
+    as_json_: AsJson = False,
 ) -> None:
     """Write a file of what is in force, which `apply` and `diff` take. It holds objectives, watt cap and mode, in the
     words of the controller's settings.
@@ -77,6 +78,9 @@ def export(
         "max_watts": max_watts,
         "objectives": [ObjectiveSettings.of(one).model_dump(exclude_none=True) for one in objectives],
     }
+    if as_json_:
+        print_json(found)
+        return
     if output is None:
         typer.echo(to_toml(found), nl=False)
         return

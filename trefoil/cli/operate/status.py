@@ -32,12 +32,15 @@ from trefoil.cli.output import (
     grid,
     plan_rows,
     print_json,
+    writing,
 )
+from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import ControllerClient, call_system, connect_system
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
 from trefoil.core.common import KeptFile, Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
+from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.jobs.planned import OpenJobs, PlannedJobs
 from trefoil.core.objective import ActMode, Objective, TenantRungs, objective_text
@@ -46,6 +49,8 @@ from trefoil.overview.budgets import budget_line
 from trefoil.overview.troubles import nodes_of
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.files import replace_files
+from trefoil.runtime.security.plan_keys import PlanKeys
 
 if TYPE_CHECKING:
     from trefoil.runtime.state import State
@@ -191,10 +196,23 @@ def _exploration(why: Any) -> dict[str, Any]:
 def state_dump(
     prefix: Annotated[str, typer.Argument(help="Only keys that begin so, e.g. node: or plan.")] = "",
     last: Annotated[int, typer.Option(help="Newest entries of each stream to show.", min=1, max=1000)] = 3,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write a file for `state restore` instead (0600).")
+    ] = None,
+    controller: Annotated[
+        Path | None, typer.Option("--config", help="With --output: settings of the controller, which name Redis.")
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Print what stands in Redis, decoded."""
+    """Print what stands in Redis, decoded; or write what `state restore` takes."""
+    if output is not None:
+        if prefix:
+            raise SettingError("a dump is whole", field="PREFIX", value=prefix, remedy="leave it out")
+        _write_dump(output, controller, state_dir, as_json)
+        return
+    if controller is not None:
+        raise SettingError("goes with --output", field="--config", value=str(controller), remedy="add --output FILE")
 
     async def decode() -> dict[str, Any]:
         async with connect_system(Path(state_dir)) as system:
@@ -206,6 +224,45 @@ def state_dump(
         return
     for key, value in found.items():
         console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False, soft_wrap=True)
+
+
+def _write_dump(output: Path, controller: Path | None, state_dir: str, as_json: bool) -> None:
+    from trefoil.cli.operate.state_dump import Where, dump_state
+
+    if controller is not None:
+        where = Where.by_config(controller)
+    else:
+        launch = StatePaths(Path(state_dir).resolve()).running()
+        where = Where(launch.redis_url, launch.cluster, PlanKeys(launch.cluster))
+    text, keys = asyncio.run(dump_state(where, WallClock().now_s()))
+    with writing(output, "--output") as path:
+        replace_files({path: text}, mode=0o600)
+    _print_values({"file": str(output), "cluster": where.cluster, "keys": keys}, as_json)
+
+
+@state.command("restore")
+def state_restore(
+    file: Annotated[Path, typer.Argument(help="File of `trefoil state dump --output`.")],
+    controller: Annotated[Path, typer.Option("--config", help="Settings of the controller, which name Redis.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a dump into a Redis without a controller's state, all or nothing. Controllers that start then with an empty
+    state_dir go on from it.
+    """
+    from trefoil.cli.operate.state_dump import Where, read_dump, restore_state
+
+    where = Where.by_config(controller)
+    entries = read_dump(file, where)
+    left = asyncio.run(restore_state(entries, where))
+    _print_values({"cluster": where.cluster, "keys": len(entries) - len(left), "left_as_they_are": left}, as_json)
+
+
+def _print_values(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(values)
+        return
+    for name, value in values.items():
+        console().print(f"{name}: {value}", markup=False, soft_wrap=True)
 
 
 async def decode_keys(state: "State", prefix: str, last: int) -> dict[str, Any]:
