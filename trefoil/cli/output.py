@@ -131,6 +131,12 @@ def slices_text(device: DeviceStatus) -> str:
     return count_equal(parts)
 
 
+def power_text(device: DeviceStatus) -> str:
+    """Power of a device and the limit that is in force, as text: `231 of 400 W`."""
+    limit = f" of {device.power_limit_w:.0f}" if device.power_limit_w else ""
+    return f"{device.power_w:.0f}{limit} W"
+
+
 def count_equal(parts: Sequence[str]) -> str:
     """Text of these parts, equal ones once with their number; `-` for none."""
     return ", ".join(f"{n}x {part}" if n > 1 else part for part, n in Counter(parts).items()) or "-"

@@ -111,6 +111,7 @@ NODE = NodeStatus(
             (SliceStatus(KEY, state=SliceState.READY, hosted=HOSTED),),
             clock_mhz=1410,
             power_w=231.5,
+            power_limit_w=300.0,
         ),
         DeviceStatus("node0/gpu1", A100_40GB, DeviceState.ASLEEP),
     ),
@@ -425,7 +426,16 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert found["nodes"][0]["devices"][0]["power_w"] == 231.5
     said = run(tmp_path, "status").stdout
     assert "cannot command node1: advertise_host = '10.0.0.7:8103': the agent of node1 does" in said.replace("\n", " ")
-    for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
+    for part in (
+        "SIMULATED",
+        "7g.40gb digits-l",
+        "of 300 W",
+        "asleep",
+        "249 g/kWh",
+        "frozen",
+        "receipts digits",
+        "-3.0 %",
+    ):
         assert part in said
     assert "receipts cats: no traffic yet" in said
     assert found["overrides"] == ["digits.slo.latency_ms = 75 by command, 90 in the settings"]

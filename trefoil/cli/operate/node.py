@@ -17,7 +17,7 @@ from rich.markup import escape
 import trefoil
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import Sets, parse_sets, read_plan
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, power_text, print_json
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import ClockLease, NodeStatus
@@ -98,7 +98,6 @@ def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE
         lease = device.clock_lease
         clock = f"{device.clock_mhz} MHz" if device.clock_mhz else "-"
         held = f", {_leased(lease)} by {lease.holder}" if lease else ""
-        limit = f" of {device.power_limit_w:.0f}" if device.power_limit_w else ""
         notes = "; ".join([*([f"cordon: {device.cordon}"] if device.cordon else []), *device.drift])
         rows.append(
             (
@@ -106,7 +105,7 @@ def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE
                 device.type.name,
                 device.state.name,
                 clock + held,
-                f"{device.power_w:.0f}{limit} W",
+                power_text(device),
                 notes or "-",
             )
         )

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.output import grid, slices_text
+from trefoil.cli.output import grid, power_text, slices_text
 from trefoil.cli.run.state_directory import SERVICES, Failing, StatePaths
 from trefoil.cli.system_client import ControllerClient, is_serving, page_link
 from trefoil.core.errors import Unavailable
@@ -71,7 +71,7 @@ def devices_table(node: NodeStatus) -> Table:
     """Devices of a node and what they serve."""
     title = f"{node.node}" + (" (SIMULATED GPUs)" if node.simulated else "")
     rows = [
-        (d.device, d.type.name, d.state.name.lower(), f"{d.clock_mhz} MHz", f"{d.power_w:.0f} W", slices_text(d))
+        (d.device, d.type.name, d.state.name.lower(), f"{d.clock_mhz} MHz", power_text(d), slices_text(d))
         for d in node.devices
     ]
     return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
