@@ -211,14 +211,16 @@ def substituted(prometheus: str, expression: str) -> str:
     """An expression as Grafana would send it."""
     (device, *_) = ask(prometheus, "label/device/values")
     node = device.rpartition("/")[0]
-    for name, value in {"$__rate_interval": f"{4 * STEP_S}s", "$family": FAMILY, "$node": node}.items():
+    chosen = {"$__rate_interval": f"{4 * STEP_S}s", "$cluster": ".*", "$family": FAMILY, "$node": node}
+    for name, value in chosen.items():
         expression = expression.replace(name, value)
     return expression
 
 
 def titled(dashboard: dict[str, Any]) -> dict[str, Any]:
     """A dashboard whose title says what its variables stand for."""
-    chosen = [FAMILY if each["name"] == "family" else "node0" for each in dashboard["templating"]["list"]]
+    named = {"family": FAMILY, "node": "node0"}
+    chosen = [named[each["name"]] for each in dashboard["templating"]["list"] if each["name"] in named]
     return {**dashboard, "title": " ".join([dashboard["title"], *chosen])}
 
 

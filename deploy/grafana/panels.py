@@ -16,7 +16,7 @@ from trefoil.runtime.metrics import METRICS, TRITON_METRICS
 
 HERE: Final = Path(__file__).parent
 RULES: Final = HERE.parent / "prometheus" / "rules"
-DATASOURCE: Final = {"type": "prometheus", "uid": "trefoil"}
+DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 TABLE: Final = {metric.name: metric for metric in (*METRICS, *TRITON_METRICS)}
 OTHERS: Final = {
     "ALERTS": "Alerts of deploy/prometheus/rules/alerts.yml.",
@@ -39,6 +39,13 @@ def metric_names(expression: str) -> Iterator[str]:
     for name in NAME.findall(expression):
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         yield base if base in TABLE and TABLE[base].kind == "histogram" else name
+
+
+def of_cluster(expression: str) -> str:
+    """The expression for the chosen clusters: series that a Prometheus of several clusters labels by `cluster`."""
+    chosen = 'cluster=~"$cluster"'
+    named = NAME.sub(lambda found: f"{found[0]}{{{chosen}}}", expression)
+    return named.replace(f"{{{chosen}}}{{", f"{{{chosen},").replace(f"{chosen},}}", f"{chosen}}}")
 
 
 def recorded() -> Mapping[str, str]:
@@ -97,7 +104,7 @@ class Panel:
             {
                 "refId": chr(ord("A") + i),
                 "datasource": DATASOURCE,
-                "expr": expression,
+                "expr": of_cluster(expression),
                 "legendFormat": legend,
                 "instant": instant,
                 "range": not instant,
@@ -221,7 +228,7 @@ class Dashboard:
             "refresh": "10s",
             "time": {"from": "now-1h", "to": "now"},
             "timezone": "",
-            "templating": {"list": list(self.variables)},
+            "templating": {"list": [*EVERYWHERE, *self.variables]},
             "links": [{"type": "dashboards", "tags": ["trefoil"], "title": "Trefoil", "asDropdown": True}],
             "annotations": {"list": [PLANS]},
             "panels": panels,
@@ -233,7 +240,7 @@ PLANS: Final = {
     "datasource": DATASOURCE,
     "enable": True,
     "iconColor": "blue",
-    "expr": f"changes(trefoil_plan_revision_number[$__rate_interval]) > 0 and on (instance) {LEADS}",
+    "expr": of_cluster(f"changes(trefoil_plan_revision_number[$__rate_interval]) > 0 and on (instance) {LEADS}"),
     "titleFormat": "new plan",
 }
 
@@ -244,12 +251,22 @@ def variable(name: str, query: str, regex: str = "") -> dict[str, Any]:
         "name": name,
         "type": "query",
         "datasource": DATASOURCE,
-        "query": {"query": query, "refId": name},
-        "definition": query,
+        "query": {"query": of_cluster(query), "refId": name},
+        "definition": of_cluster(query),
         "regex": regex,
         "refresh": 2,
         "sort": 1,
     }
+
+
+CLUSTER: Final = "label_values(trefoil_lease_epoch, cluster)"
+EVERYWHERE: Final = (
+    {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1},
+    variable("cluster", CLUSTER)
+    | {"query": {"query": CLUSTER, "refId": "cluster"}, "definition": CLUSTER, "includeAll": True, "allValue": ".*"}
+    | {"current": {"text": "All", "value": "$__all"}},
+)
+"""Variables of every dashboard. A series without the label `cluster` is of all of them."""
 
 
 def rate(metric: str, by: str, matching: str = "") -> str:

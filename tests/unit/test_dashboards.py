@@ -14,8 +14,8 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
-SCRAPED = {"job", "instance", "simulated", "worker"}
-OF_OTHERS = {"up": {"job"}, "ALERTS": {"alertstate"}, "haproxy_backend_active_servers": {"job", "proxy"}}
+SCRAPED = {"job", "instance", "simulated", "worker", "cluster"}
+OF_OTHERS = {"up": {"job"}, "ALERTS": {"alertstate", "cluster"}, "haproxy_backend_active_servers": {"job", "proxy"}}
 MATCHED = re.compile(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)(?:=~|!~|!=|=)\"")
 
@@ -52,6 +52,16 @@ def test_the_committed_dashboards_are_what_makes_them(panels):
     assert found == made, "run: make dashboards"
 
 
+def test_every_series_shown_is_of_the_chosen_data_source_and_clusters(panels):
+    for board in dashboards():
+        assert [each["name"] for each in board["templating"]["list"]][:2] == ["datasource", "cluster"]
+        assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) == {"${datasource}", board["uid"]}
+    shown = [target["expr"] for board in dashboards() for panel in board["panels"] for target in panel["targets"]]
+    marked = [mark["expr"] for board in dashboards() for mark in board["annotations"]["list"]]
+    for text in (*shown, *marked):
+        assert len(panels.NAME.findall(text)) == text.count('{cluster=~"$cluster"'), text
+
+
 def test_no_name_is_shown_that_nobody_writes(panels):
     known = panels.TABLE.keys() | panels.RECORDED.keys() | panels.OTHERS.keys()
     unknown = {name for text in expressions() for name in panels.metric_names(text)} - known
@@ -65,7 +75,7 @@ def test_no_label_is_asked_for_that_a_metric_lacks(panels):
     for text in expressions():
         for name, inside in MATCHED.findall(text):
             metric = next(panels.metric_names(name), name)
-            known = {"family", "node"} if metric in panels.RECORDED else OF_OTHERS.get(metric, SCRAPED)
+            known = {"family", "node", "cluster"} if metric in panels.RECORDED else OF_OTHERS.get(metric, SCRAPED)
             if metric in panels.TABLE:
                 known = SCRAPED | {*panels.TABLE[metric].labels}
             wrong += [f"{name}: {label}" for label in LABEL.findall(inside) if label not in known]

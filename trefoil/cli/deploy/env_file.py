@@ -10,7 +10,7 @@ from trefoil.core.errors import SettingError
 GIVEN: Final[Mapping[str, tuple[str, str]]] = {
     "COMPOSE_PROFILES": (
         "",
-        "node: only node and agent; gpu: this machine's GPUs; dashboards: Grafana; with commas between",
+        "node: only node and agent; gpu: its GPUs; dashboards: Grafana; alerts: Alertmanager; with commas between",
     ),
     "TREFOIL_TAG": ("latest", "of Trefoil's images"),
     "TREFOIL_BASE": ("debian:bookworm-slim", "what images are built on"),
@@ -24,6 +24,10 @@ GIVEN: Final[Mapping[str, tuple[str, str]]] = {
     "TREFOIL_REST_PORT": ("8000", "KServe v2 over HTTP"),
     "TREFOIL_PROMETHEUS_PORT": ("9090", "Prometheus"),
     "TREFOIL_GRAFANA_PORT": ("3000", "Grafana, with the profile dashboards"),
+    "TREFOIL_ALERTMANAGER_PORT": ("9093", "Alertmanager, with the profile alerts"),
+    "TREFOIL_ALERT_WEBHOOK": ("", "URL that Alertmanager sends every alert to"),
+    "TREFOIL_WATCHDOG_WEBHOOK": ("", "URL that it asks each minute: a service that reports when this ends"),
+    "TREFOIL_CLUSTER": ("trefoil", "label `cluster` of what leaves Prometheus: alerts, remote write, federation"),
     "TREFOIL_REDIS_BIND": ("127.0.0.1", "address that Redis listens on; 0.0.0.0: nodes on other hosts join"),
     "TREFOIL_REDIS_PORT": ("6379", "Redis, over TLS"),
     "TREFOIL_REDIS_PASSWORD": (
