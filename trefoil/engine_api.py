@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self
 
 import httpx
 
-from trefoil.core.errors import InvalidInput, Unavailable
+from trefoil.core.errors import SettingError, Unavailable
 
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 30.0
@@ -26,14 +26,14 @@ DATA: Final = b"data:"
 DONE: Final = b"[DONE]"
 MESSAGES: Final = "messages"
 PROBE: Final[Mapping[str, Any]] = {"prompt": "0", "max_tokens": 1, "temperature": 0}
-Kind = Literal["unreachable", "busy", "refused", "lost", "fault"]
+Kind = Literal["unreachable", "busy", "refused", "lost", "silent", "fault"]
 
 
 class EngineError(Unavailable):
     """An engine that gave no answer, or only a part of one.
 
     `kind`: unreachable (the request was not taken), busy (429), refused (the request's own fault), lost (the connection
-    ended, or was silent), fault (all else).
+    ended), silent (for too long), fault (all else).
     """
 
     def __init__(self, message: str, kind: Kind, remedy: str = "") -> None:
@@ -62,7 +62,7 @@ def check_address(address: str, field: str) -> str:
     """Check an engine's address; returns it without a last slash.
 
     Raises:
-        InvalidInput: it is none.
+        SettingError: it is none.
     """
     try:
         url = httpx.URL(address)
@@ -71,7 +71,8 @@ def check_address(address: str, field: str) -> str:
     except httpx.InvalidURL:
         pass
     remedy = "write what its clients have as base URL, e.g. http://127.0.0.1:8000/v1"
-    raise InvalidInput("is no address of an engine", field=field, value=address, remedy=remedy)
+    shown = address.rpartition("@")[2]  # never a password
+    raise SettingError("is no address of an engine", field=field, value=shown, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,9 @@ class EngineClient:
             kind = answer.headers.get("content-type", "none").partition(";")[0].strip().lower()
             if kind != "text/event-stream":
                 raise EngineError(f"{target.base}{path} answers {kind}, no stream of events", "fault", _ADDRESS)
-            async with aclosing(_events(answer.aiter_raw())) as events:
+            async with aclosing(events_of(answer.aiter_raw())) as events:
                 async for event in events:
-                    piece = _piece(event)
+                    piece = piece_of(event)
                     finished = finished or bool(piece.finish_reason)
                     yield piece
         if not finished:
@@ -143,7 +144,7 @@ class EngineClient:
             async with self._answer(target, "GET", "/models", None):
                 pass
         except EngineError as error:
-            if error.kind in ("unreachable", "lost"):
+            if error.kind in ("unreachable", "lost", "silent"):
                 raise
 
     @asynccontextmanager
@@ -161,7 +162,7 @@ class EngineClient:
             raise EngineError(f"failed to connect to {target.base}: {said}", "unreachable", _ADDRESS) from error
         except httpx.TimeoutException as error:
             why = f"{target.base} said nothing for {self._silence_s:g} s"
-            raise EngineError(why, "lost", "see its log; then try again") from error
+            raise EngineError(why, "silent", "see its log; then try again") from error
         except httpx.HTTPError as error:
             raise EngineError(f"{target.base} ended the connection: {error}", "lost", "see its log") from error
 
@@ -199,7 +200,7 @@ def _words(text: str) -> str:
     return " ".join(text.split())[:SHOWN_CHARS] or "without a word"
 
 
-async def _events(parts: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
+async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
     """Objects of a stream's events, up to its end; raises EngineError for what is no event."""
     rest = b""
     async for part in parts:
@@ -232,8 +233,8 @@ def _shown(text: bytes) -> str:
     return text[:SHOWN_CHARS].decode("utf-8", "replace")
 
 
-def _piece(event: Mapping[str, Any]) -> Piece:
-    """Piece of an answer that an event is."""
+def piece_of(event: Mapping[str, Any]) -> Piece:
+    """Piece of an answer that an event is; raises EngineError."""
     try:
         choice: Mapping[str, Any] = next((one for one in event.get("choices") or () if not one.get("index")), {})
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""

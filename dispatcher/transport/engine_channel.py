@@ -37,6 +37,7 @@ CODES: Final[Mapping[Kind, tuple[str, type[grpc.aio.AioRpcError]]]] = {
     "busy": ("RESOURCE_EXHAUSTED", grpc.aio.AioRpcError),
     "refused": ("INVALID_ARGUMENT", grpc.aio.AioRpcError),
     "lost": ("UNAVAILABLE", ConnectionDied),
+    "silent": ("UNAVAILABLE", grpc.aio.AioRpcError),
     "fault": ("UNAVAILABLE", grpc.aio.AioRpcError),
 }
 

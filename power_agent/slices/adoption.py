@@ -63,6 +63,10 @@ async def list_devices(
         if name not in node.devices and known is not None:
             kind = _with_engine(node, name, device_type(known[0]))
             node.devices[name] = Device(name, kind, DeviceState.ASLEEP, known[1])
+    for engine in node.settings.engines:
+        absent = [name for name in engine.devices if f"{node.settings.node}/{name}" not in node.devices]
+        why = f"{', '.join(absent)} is no GPU of this node. Remedy: correct engines.devices" if absent else ""
+        node.set_missing(f"engine {engine.family}/{engine.variant}", why)
     answering = {seen.device for seen in observed} - set(inventory.lost)
     gpus = [device for device in node.devices.values() if device.type.kind != DeviceKind.CPU]
     for device in gpus:

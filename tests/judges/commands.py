@@ -40,6 +40,8 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "family check": "digits --graphs-only",
     "family import": "{tmp}/theirs --as toy=small,large --slo-latency-ms 50 --accuracy small=0.7 --accuracy large=0.9 "
     "--repository {tmp}/ours",
+    "family engine": "toy=nowhere --as toy --tokens-mean 8 --slo-latency-ms 50 --device-type L4 "
+    "--repository {tmp}/ours",
     "family assume": "toy --repository {tmp}/ours",
     "carbon backtest": "carbon_feed/data/synthetic_duck_72h.csv",
     "forecast backtest": "{tmp}/trace.csv --every-s 300",

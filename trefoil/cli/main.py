@@ -75,7 +75,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "state": ("operate.status:state", "What the services tell each other through Redis."),
     "node": ("operate.node:app", "One node: its power agent, devices, clocks and joules."),
     "reproduce": ("reproduce:app", "Play a paper again in the simulator, at equal load."),
-    "family": ("family.verbs:app", "Families of models: list, check, import, profile, generate."),
+    "family": ("family.verbs:app", "Families of models: list, check, import, engine, profile, generate."),
     "carbon": ("carbon.commands:app", "Grid carbon intensity and its forecasts."),
     "forecast": ("forecasting:app", "Forecasts of load."),
     "lengths": ("lengths:app", "Lengths of generated answers, predicted."),

@@ -133,9 +133,14 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "{ghost} --agent {agent} --replace --repository {tmp}",  # in no catalogue of those that run
     ),
     "family assume": ("digits --repository {tmp}/models", "ghost --repository {tmp}/models"),
+    "family engine": (
+        "own=nowhere --as own --tokens-mean 8 --slo-latency-ms 50 --device-type L4 --repository {tmp}/models",
+        "own=http://127.0.0.1:9/v1 --as own --tokens-mean 8 --slo-latency-ms 50 --device-type L4 --accuracy own=0.5 "
+        "--repository {tmp}/models",
+    ),
     "family import": ("{tmp}/nowhere --as own=a,b --slo-latency-ms 50 --repository {tmp}/models",),
 }
-WITHOUT_SYSTEM = ("demo", "state restore", "family import", "family assume")  # they take no --state-dir
+WITHOUT_SYSTEM = ("demo", "state restore", "family import", "family engine", "family assume")  # no --state-dir
 # They change nothing of a running system, refused or not: they show, or work on files.
 READING = {
     *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),

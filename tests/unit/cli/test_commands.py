@@ -51,7 +51,7 @@ COMMANDS = [
     ["up"], ["down"], ["status"], ["plan"], ["top"], ["report"],
     ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
     ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["simulate"],
-    ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"],
+    ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"], ["family", "engine"],
     ["family", "assume"], ["compare"], ["policy"], ["assess"],
     ["node", "show"], ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"],
     ["node", "drain"], ["node", "doctor"], ["node", "adopt"], ["node", "reset"],

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 FOUND_WRONG: Final = 1
 REPOSITORY_HELP: Final = "Model repository; default: TREFOIL_REPOSITORY, else ./model_repository, and what ships."
 
-app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Families of models: list, check, import, profile, generate.")
+app = typer.Typer(
+    cls=Guarded, no_args_is_help=True, help="Families of models: list, check, import, engine, profile, generate."
+)
 
 Repository = Annotated[Path, typer.Option("--repository", help=REPOSITORY_HELP, show_default=False)]
 PerModel = typer.Option(metavar="MODEL=NUMBER")

@@ -40,6 +40,8 @@ def check_real_node(settings: PowerAgentSettings) -> int:
         lock.take(loaded_library() if gpus else None)
     finally:
         lock.release()
+    if gpus and settings.cpu != "serve" and all(settings.engine_on(f"gpu{n}") for n in range(gpus)):
+        return gpus  # engines that already run need no Triton
     if settings.runtime_name == "docker":
         install_triton(settings, build_runtime(settings, None))
     else:

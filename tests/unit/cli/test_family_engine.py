@@ -1,0 +1,93 @@
+"""`trefoil family engine`: a family of engines that already run, measured, or refused by name."""
+
+import asyncio
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import openai_engine
+from tests.unit.cli.test_family import done, refused, run
+from trefoil.core.common import Basis
+from trefoil.runtime.repository import load_family
+
+OPTIONS = ("--as", "chat", "--tokens-mean", 8, "--slo-latency-ms", 2000, "--streams", "1,3", "--seconds", 0)
+BOARD = ("--device-type", "A100-SXM4-40GB")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    loop, found, stop = asyncio.new_event_loop(), list[str](), asyncio.Event()
+    ready = threading.Event()
+
+    async def serve() -> None:
+        async with openai_engine.serving() as engine:
+            found.append(engine.address)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    ready.wait(60)
+    yield found[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+def engine(tmp_path: Path, *given: str, options: tuple[object, ...] = (*OPTIONS, *BOARD), accuracy: str = "tiny=0.6"):
+    return run("engine", *given, *options, "--accuracy", accuracy, "--repository", tmp_path)
+
+
+def test_a_family_is_written_with_the_times_of_its_engine(tmp_path, address):
+    said = engine(tmp_path, f"tiny={address}#org/tiny")
+    assert said.exit_code == 0, said.output
+    [settings] = tomllib.loads(said.stdout.partition("\n\n")[2])["power_agent"]["engines"]
+    assert settings == {"family": "chat", "variant": "tiny", "address": address, "devices": ["gpu0"]}
+    family, rows = load_family(tmp_path / "chat")
+    assert (family.generative, family.tokens_mean, family.best.accuracy) == (True, 8.0, 0.6)
+    assert [(row.device_type, row.slice_type, row.batch) for row in rows] == [
+        ("A100-SXM4-40GB-nomig", "engine:chat:tiny", streams) for streams in (1, 3)
+    ]
+    assert all(row.provenance.basis == Basis.MODELLED and row.latency_ms_p50 > 8 for row in rows)
+    [shown] = done(run("check", "chat", "--graphs-only", "--repository", tmp_path, "--json"))
+    assert shown["problems"] == []
+    assert "language models of engines that already run are not run here" in shown["state"]
+    refused(engine(tmp_path, f"tiny={address}#org/tiny"), "--as = 'chat'", "exists already")
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [(("tiny",), ("ENGINE = 'tiny'", "VARIANT=ADDRESS")),
+     (("tiny=127.0.0.1:80",), ("ENGINE = '127.0.0.1:80'", "no address of an engine")),
+     (("tiny=http://h/v1", "tiny=http://h/v1"), ("stands twice",)),
+     (("tiny=http://h/v1", "other=http://h/v1"), ("no accuracy of other",))],
+)  # fmt: skip
+def test_what_is_no_engine_by_its_words_is_refused(tmp_path, given, texts):
+    refused(engine(tmp_path, *given), *texts)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changed", "texts"),
+    [(("--device-type", "Tesla X9"), ("unknown device type", "Tesla X9")),
+     (("--device-type", "cpu:4"), ("--device-type = 'cpu:4'", "no GPU that serves whole")),
+     ((*BOARD, "--streams", "4,1"), ("--streams = '4,1'",)),
+     ((*BOARD, "--streams", "x"), ("--streams = 'x'",))],
+)  # fmt: skip
+def test_boards_and_numbers_of_streams_that_cannot_be_are_refused(tmp_path, address, changed, texts):
+    refused(engine(tmp_path, f"tiny={address}#org/tiny", options=(*OPTIONS, *changed)), *texts)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [("other", "answers 404 for model other: The model does not exist"), ("", "404 for model tiny")]
+)
+def test_an_engine_that_does_not_serve_the_model_is_said_and_nothing_is_written(tmp_path, address, model, why):
+    said = engine(tmp_path, f"tiny={address}#{model}")
+    assert said.exit_code, said.output
+    assert why in said.output
+    assert "Remedy: correct address or model" in said.output
+    assert not list(tmp_path.iterdir())
