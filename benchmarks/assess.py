@@ -1,13 +1,13 @@
-"""`trefoil assess` beside what is really counted and then served: `make e2e-assess`, or `python -m benchmarks.assess`.
+"""End-to-end check of `trefoil assess`: `make e2e-assess`, or `python -m benchmarks.assess`.
 
-1. `trefoil up` with policy `base`: two real Tritons on two simulated GPUs, under load that rises and falls. Debian's
-   Prometheus scrapes both, and a page in the form of DCGM's exporter, made of what the driver counts.
-2. `trefoil assess` reads that Prometheus: its joules against the driver's counters (2 %), its rates against the load
-   that was sent (1 %).
-3. Its scenario under `exact` in the simulator, against the same load really served by `trefoil up` on its up.toml:
-   grams of a request within 10 %, p95 within 20 %.
+1. `trefoil up` with policy `base` serves a varied load on two real Tritons and two simulated GPUs. Debian's Prometheus
+   scrapes both Tritons, and a page in the form of DCGM's exporter with the driver's energy counters.
+2. `trefoil assess` reads that Prometheus. Its joules have to be within 2 % of the driver's counters, its requests
+   within 1 % of those that were answered.
+3. The simulator plays its scenario under `exact`; `trefoil up` with its up.toml then serves the same load. Grams per
+   request have to agree within 10 %, p95 within 20 %.
 
-Prints a table; exit code 1 where something does not hold. Needs prometheus.
+Prints a table; the exit code is 1 if a limit is missed. Needs prometheus.
 """
 
 import argparse
@@ -16,21 +16,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from benchmarks.dashboards import CLOCK, free_port, wait_ready
+from benchmarks.dashboards import CLOCK, running_prometheus
 from power_agent.devices.node_client import NodeClient
+from tests.support.metric_pages import dcgm_page
+from tests.support.prometheus_api import Api, reply, serving
 from trefoil.cli.demo.results import write_json
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.installation import CHECKOUT
-from trefoil.runtime.clock import WallClock
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.schema import Scenario
 
@@ -40,7 +39,10 @@ LOAD: Final = ((0, 8), (0.2, 8), (0.35, 24), (0.6, 24), (0.75, 5), (1, 5))
 SLO_MS: Final = 150.0
 GRAMS: Final = 400.0
 SCRAPE_S: Final = 2
-COUNTERS: Final = ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter"), ("DCGM_FI_DEV_POWER_USAGE", "gauge")
+BOARD: Final = (
+    'gpu="{0}",UUID="GPU-{0}",device="nvidia{0}",modelName="NVIDIA A100-SXM4-40GB",GPU_I_PROFILE="7g.40gb",'
+    'GPU_I_ID="0",Hostname="node0",pod="triton-{0}"'
+)
 LIMITS_PCT: Final = {"joules": 2.0, "requests": 1.0, "grams of a request": 10.0, "p95": 20.0}
 
 
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(scratch: Path, minutes: float, port_offset: int) -> dict[str, tuple[float, float]]:
-    """What was told and what was counted, by what it is."""
+    """Value of `assess` and measured value, by name."""
     start = [
         "--policy", "base", "--set", f"slo.latency_ms={SLO_MS}", "--set", "carbon_feed.provider=constant",
         "--set", f"carbon_feed.static_g_per_kwh={GRAMS}",
@@ -77,7 +79,10 @@ def measure(scratch: Path, minutes: float, port_offset: int) -> dict[str, tuple[
     with running(scratch / "today", port_offset, start) as state_dir:
         paths = StatePaths(state_dir)
         client = NodeClient(paths.node_socket)
-        with exporter(client) as dcgm, prometheus(scratch, tritons(state_dir), dcgm) as url:
+        with (
+            serving(Api(other=exporter(client))) as dcgm,
+            running_prometheus(scratch, scraped(state_dir, dcgm), OUT, "/prom") as url,
+        ):
             CLOCK.block(3 * SCRAPE_S)
             before, begin_s = counted(client), CLOCK.now_s()
             sent = load(state_dir, minutes)
@@ -113,11 +118,17 @@ def asked(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def tritons(state_dir: Path) -> dict[int, str]:
-    """Address of the metrics of each device's Triton."""
+def scraped(state_dir: Path, dcgm: str) -> dict[str, Any]:
+    """Configuration of Prometheus: each Triton and the exporter, with a label `pod`, which renames the exporter's."""
     node = asked("node", "show", "--state-dir", str(state_dir))
     devices = sorted(node["node"]["devices"], key=lambda one: one["device"])
-    return {n: one["slices"][0]["metrics_url"].split("/")[2] for n, one in enumerate(devices)}
+    tritons = [one["slices"][0]["metrics_url"].split("/")[2] for one in devices]
+    jobs = {
+        "triton": [{"targets": [address], "labels": {"pod": f"triton-{n}"}} for n, address in enumerate(tritons)],
+        "dcgm": [{"targets": [dcgm.removeprefix("http://")], "labels": {"pod": "dcgm-exporter"}}],
+    }
+    every = {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"}
+    return {"global": every, "scrape_configs": [{"job_name": k, "static_configs": v} for k, v in jobs.items()]}
 
 
 def load(state_dir: Path, minutes: float) -> dict[str, Any]:
@@ -133,74 +144,28 @@ def counted(client: NodeClient) -> list[float]:
     return [one["counter_j"] for one in client.truth()["devices"]]
 
 
-@contextmanager
-def exporter(client: NodeClient) -> Iterator[str]:
-    """Address of a page in the form of DCGM's exporter."""
-    clock = WallClock()
-    last = {"at_s": clock.monotonic_s(), "joules": counted(client)}
+def exporter(client: NodeClient) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Answers with a page in the form of DCGM's exporter: joules and watts since the last page."""
+    last = {"at_s": CLOCK.monotonic_s(), "joules": counted(client)}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            now_s, joules = clock.monotonic_s(), counted(client)
-            watts = [(a - b) / max(1e-3, now_s - last["at_s"]) for a, b in zip(joules, last["joules"], strict=True)]
-            last.update(at_s=now_s, joules=joules)
-            lines = []
-            for (name, kind), values in zip(COUNTERS, ([1e3 * j for j in joules], watts), strict=True):
-                lines.append(f"# TYPE {name} {kind}")
-                for n, value in enumerate(values):
-                    labels = (
-                        f'gpu="{n}",UUID="GPU-{n}",device="nvidia{n}",modelName="NVIDIA A100-SXM4-40GB",'
-                        f'GPU_I_PROFILE="7g.40gb",GPU_I_ID="0",Hostname="node0",pod="triton-{n}"'
-                    )
-                    lines.append(f"{name}{{{labels}}} {value:.3f}")
-            body = ("\n".join(lines) + "\n").encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def page(handler: BaseHTTPRequestHandler) -> None:
+        now_s, joules = CLOCK.monotonic_s(), counted(client)
+        watts = [(a - b) / max(1e-3, now_s - last["at_s"]) for a, b in zip(joules, last["joules"], strict=True)]
+        last.update(at_s=now_s, joules=joules)
+        rows = {
+            ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter"): [1e3 * one for one in joules],
+            ("DCGM_FI_DEV_POWER_USAGE", "gauge"): watts,
+        }
+        labelled = {key: [(BOARD.format(n), one) for n, one in enumerate(values)] for key, values in rows.items()}
+        reply(handler, 200, "text/plain; version=0.0.4", dcgm_page(labelled))
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-
-
-@contextmanager
-def prometheus(scratch: Path, tritons: Mapping[int, str], dcgm: str) -> Iterator[str]:
-    """A real Prometheus on both; its own label pod makes that of the exporter exported_pod."""
-    import asyncio
-
-    targets = [{"targets": [address], "labels": {"pod": f"triton-{n}"}} for n, address in tritons.items()]
-    jobs = [
-        {"job_name": "triton", "static_configs": targets},
-        {"job_name": "dcgm", "static_configs": [{"targets": [dcgm], "labels": {"pod": "dcgm-exporter"}}]},
-    ]
-    config = {"global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"}, "scrape_configs": jobs}
-    (scratch / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{free_port()}"
-    argv = ["prometheus", f"--config.file={scratch / 'prometheus.yml'}", f"--storage.tsdb.path={scratch / 'tsdb'}"]
-    with (OUT / "prometheus.log").open("w") as log:
-        process = subprocess.Popen(
-            [*argv, f"--web.listen-address={address}", "--web.route-prefix=/prom/"], stdout=log, stderr=log
-        )
-        try:
-            asyncio.run(wait_ready(f"http://{address}/prom/-/ready"))
-            yield f"http://{address}/prom"
-        finally:
-            process.terminate()
-            process.wait(30)
+    return page
 
 
 def assess(url: str, begin_s: float, end_s: float) -> dict[str, Any]:
-    """What `trefoil assess` tells of that time; its files in OUT."""
-    span = ("--since", _utc(begin_s), "--until", _utc(end_s), "--step", str(SCRAPE_S))
+    """JSON of `trefoil assess` of a time; its files go to OUT."""
+    since, until = (datetime.fromtimestamp(at_s, UTC).isoformat() for at_s in (begin_s, end_s))
+    span = ("--since", since, "--until", until, "--step", str(SCRAPE_S))
     found = asked(
         "assess", "--prometheus", url, *span, "--carbon", f"{GRAMS:g}", "--seeds", "3", "--out", str(OUT),
         "--slo-latency-ms", f"{SLO_MS:g}",
@@ -210,12 +175,6 @@ def assess(url: str, begin_s: float, end_s: float) -> dict[str, Any]:
     for one in found["savings"]:
         print({name: one[name] for name in ("lever", "saving_pct", "low_pct", "high_pct", "why_none")})
     return dict(found)
-
-
-def _utc(at_s: float) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(at_s, UTC).isoformat()
 
 
 if __name__ == "__main__":

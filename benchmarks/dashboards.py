@@ -83,7 +83,7 @@ def measure(scratch: Path, minutes: float, port_offset: int) -> list[str]:
     """Serve under load for so long, ask for everything, and leave what the dashboards show in OUT; what is wrong."""
     with running_system(scratch / "state", minutes, port_offset) as state_dir:
         metrics = StatePaths(state_dir).read_launch().metrics
-        with running_prometheus(scratch, metrics) as prometheus:
+        with running_prometheus(scratch, product_jobs(metrics), OUT) as prometheus:
             load(state_dir, minutes)
             return ask_all(prometheus, minutes)
 
@@ -115,23 +115,28 @@ def load(state_dir: Path, minutes: float) -> None:
     subprocess.run([*argv, "--duration", f"{end_s:g}"], check=True)
 
 
-@contextmanager
-def running_prometheus(scratch: Path, metrics: Mapping[str, str]) -> Iterator[str]:
-    """Prometheus on the product's jobs and rules, with the addresses of one system."""
-    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+def product_jobs(metrics: Mapping[str, str]) -> dict[str, Any]:
+    """Configuration of Prometheus: the product's jobs and rules, with the addresses of one system."""
+    config: dict[str, Any] = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] != "haproxy"]
     for job in config["scrape_configs"]:
         del job["dns_sd_configs"]
         job["static_configs"] = [{"targets": [metrics[job["job_name"]]]}]
-    config["rule_files"] = [str(PROMETHEUS / "rules" / "*.yml")]
-    (scratch / "prometheus.yml").write_text(yaml.safe_dump(config))
+    return config | {"rule_files": [str(PROMETHEUS / "rules" / "*.yml")]}
+
+
+@contextmanager
+def running_prometheus(scratch: Path, config: Mapping[str, Any], logs: Path, prefix: str = "") -> Iterator[str]:
+    """URL of a Prometheus with this configuration, behind a path prefix; its log goes to a folder."""
+    (scratch / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     address = f"127.0.0.1:{free_port()}"
     argv = ["prometheus", f"--config.file={scratch / 'prometheus.yml'}", f"--storage.tsdb.path={scratch / 'tsdb'}"]
-    with (OUT / "prometheus.log").open("w") as log:
-        process = subprocess.Popen([*argv, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    argv += [f"--web.listen-address={address}", f"--web.route-prefix={prefix or '/'}"]
+    with (logs / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log)
         try:
-            asyncio.run(wait_ready(f"http://{address}/-/ready"))
-            yield f"http://{address}"
+            asyncio.run(wait_ready(f"http://{address}{prefix}/-/ready"))
+            yield f"http://{address}{prefix}"
         finally:
             process.terminate()
             process.wait(30)

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trefoil.assess.finding import Found
@@ -101,7 +101,7 @@ class World:
 
     def dcgm(self, at_s: float, release: str = "3", devices: int = 0, pods: bool = True) -> str:
         """Page of DCGM's exporter, of one host."""
-        lines = []
+        page = dict[tuple[str, str], list[tuple[str, float]]]()
         for name, kind, value in (
             ("DCGM_FI_DEV_SM_CLOCK", "gauge", lambda _: 1410),
             ("DCGM_FI_DEV_POWER_USAGE", "gauge", lambda d: self.watts(d, at_s)),
@@ -112,7 +112,7 @@ class World:
         ):
             if self.profile and name == "DCGM_FI_DEV_GPU_UTIL":
                 continue  # not with MIG
-            lines += [f"# HELP {name} {name}.", f"# TYPE {name} {kind}"]
+            rows = page.setdefault((name, kind), [])
             for device in range(devices or self.servers):
                 bus = f',pci_bus_id="00000000:0{device}:00.0"' if release == "4" else ""
                 driver = ',DCGM_FI_DRIVER_VERSION="570.86.15"' if release == "4" else ""
@@ -122,8 +122,8 @@ class World:
                     pod = f',container="triton",namespace="prod",pod="triton-{device}"' if pods and not slice_ else ""
                     if device >= self.servers:
                         pod = ""
-                    lines.append(f'{name}{{{head}{mig},Hostname="gpu-a"{driver}{pod}}} {value(device):f}')
-        return "\n".join(lines) + "\n"
+                    rows.append((f'{head}{mig},Hostname="gpu-a"{driver}{pod}', value(device)))
+        return dcgm_page(page)
 
     def _counted(self, device: int, at_s: float) -> float:
         began_s = self._since(self.driver_restarts_s, device, at_s)
@@ -150,6 +150,15 @@ class World:
             if dcgm:
                 samples += page_samples(self.dcgm(at_s, dcgm), BEGIN_S + at_s, "dcgm", instance="gpu-a:9400")
         return series_of(samples)
+
+
+def dcgm_page(rows: Mapping[tuple[str, str], Sequence[tuple[str, float]]]) -> str:
+    """Page of DCGM's exporter: by name and type of a series its rows, labels and value."""
+    lines = []
+    for (name, kind), values in rows.items():
+        lines += [f"# HELP {name} {name}.", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{{{labels}}} {value:f}" for labels, value in values]
+    return "\n".join(lines) + "\n"
 
 
 def joules(found: Found) -> float:
