@@ -234,7 +234,7 @@ def _show_hours(status: "JobStatus") -> None:
     console().print(grid("Planned hours", ("from", "items", "g CO2", "g/kWh", ""), rows))
     grams = sum(one.grams for one in status.hours)
     against = [
-        f"{other - grams:.3g} g ({1 - grams / other:.0%}) against {rule}"
+        f"{max(0.0, other - grams):.3g} g ({max(0.0, 1 - grams / other):.0%}) against {rule}"
         for rule, other in (("run at once", status.at_once_grams), ("run evenly", status.evenly_grams))
         if other > 0
     ]

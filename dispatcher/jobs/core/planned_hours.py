@@ -40,8 +40,8 @@ class PlanSight:
     def look(self, plan: PlannedJobs | None, epoch: int, now_s: float) -> None:
         """Look at what stands in Redis. `epoch`: the highest that controllers led under; `now_s`: monotonic time."""
         held = self._plan
-        if plan is None:
-            pass  # the last one stays until it is stale
+        if plan is None or (held is not None and plan.revision == held.revision and epoch >= held.revision.epoch):
+            pass  # the last one stays until it is stale, also while the next controller has made none yet
         elif plan.revision.epoch != epoch:
             self._drop(f"the plan of jobs is of epoch {plan.revision.epoch}, controllers lead under {epoch}")
             return
@@ -50,7 +50,7 @@ class PlanSight:
             self._jobs = {one.job_id: one for one in plan.jobs}
         elif plan.revision < held.revision:
             self._drop(f"the plan of jobs, {plan.revision}, is older than {held.revision}", forget=False)
-        if now_s - self._since_s >= STALE_S:
+        if self._plan is not None and now_s - self._since_s >= STALE_S:
             self._drop(f"no newer plan of jobs for {STALE_S:.0f} s", forget=False)
 
     def _drop(self, why: str, *, forget: bool = True) -> None:

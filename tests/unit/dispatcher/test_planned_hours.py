@@ -122,6 +122,13 @@ def test_a_plan_of_another_epoch_than_the_controllers_is_not_followed(epoch):
     assert "epoch 3" in sight.why
 
 
+def test_the_last_plan_is_followed_until_the_next_leader_has_made_one():
+    sight = seen((plan(), 3, 0.0), (plan(), 4, 10.0))
+    assert sight.of("f/a", NOW_S) == JOB
+    sight.look(plan(), 2, 20.0)
+    assert sight.of("f/a", NOW_S) is None, "Redis knows of no leader that could have made it"
+
+
 def test_an_older_plan_of_the_same_leader_is_not_followed_and_the_next_is():
     sight = seen((plan(number=5), 3, 0.0), (plan(number=4), 3, 1.0))
     assert sight.of("f/a", NOW_S) is None
