@@ -30,6 +30,7 @@ OVERRIDES_VARIABLE = "TREFOIL_OVERRIDES"
 SECRET_BYTES_MAX = 4096
 FIXED = "remove it: the program fixes its value"
 """Remedy for a setting that became a constant."""
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")  # TOML 1.0, "Keys"
 _FILE = "_file"  # a setting that ends so names the file of the secret that is called as the rest of it
 
 
@@ -520,9 +521,9 @@ def _add_toml(values: Mapping[str, Any], path: str, lines: list[str]) -> None:
     """Add the lines of a table: plain values, then tables below their headings."""
     below = {key: value for key, value in values.items() if isinstance(value, Mapping) or _is_tables(value)}
     plain = {key: value for key, value in values.items() if key not in below and value is not None}
-    lines += [f"{_toml_string(key)} = {_toml_value(value)}" for key, value in plain.items()]
+    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
     for key, value in below.items():
-        name = f"{path}{_toml_string(key)}"
+        name = f"{path}{_toml_key(key)}"
         for table in [value] if isinstance(value, Mapping) else value:
             lines += ["", f"[{name}]" if table is value else f"[[{name}]]"]
             _add_toml(table, f"{name}.", lines)
@@ -543,11 +544,15 @@ def _toml_value(value: Any) -> str:
         case str() | Path():
             return _toml_string(str(value))
         case Mapping():
-            pairs = (f"{_toml_string(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
+            pairs = (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None)
             return f"{{{', '.join(pairs)}}}"
         case list() | tuple():
             return f"[{', '.join(map(_toml_value, value))}]"
     raise errors.SettingError("cannot be written to TOML", field="value", value=value, remedy="give a plain value")
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _toml_string(name)
 
 
 def _toml_string(text: str) -> str:
