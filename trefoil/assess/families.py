@@ -92,7 +92,8 @@ def board_type(device: FoundDevice, terms: Terms) -> DeviceType:
             remedy = one_of(sorted(DEVICE_TYPES), name)
             raise SettingError("no such device type", field="--device-type", value=name, remedy=remedy)
         memory_mib = known.get("memory_mib", known.get("used_mib", 0.0) + known.get("free_mib", 0.0))
-        name = unknown_board_name(name, round(memory_mib), known.get("limit_w", UNKNOWN_MAX_W), [])
+        max_w = max(device.mean_w, known.get("limit_w") or UNKNOWN_MAX_W)
+        name = unknown_board_name(name, round(memory_mib), max_w, [])
     elif not device.slices and name + NO_MIG in DEVICE_TYPES:
         name += NO_MIG
     return reported_type(name)

@@ -142,8 +142,9 @@ class Found:
 
     @property
     def covered_s(self) -> Floats:
-        """Covered seconds by bin: the mean of the devices."""
-        return np.asarray(np.mean([one.covered_s for one in self.devices.values()], axis=0))
+        """Covered seconds by bin: the mean of the devices that say joules."""
+        said = [one.covered_s for one in self.devices.values() if one.covered_s.any()]
+        return np.asarray(np.mean(said, axis=0)) if said else np.zeros(self.edges_s.size - 1)
 
     def on(self, device: str) -> list[tuple[FoundModel, Replica]]:
         """Models on a device, with the replica of each."""
@@ -284,7 +285,7 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
         if (gauge := _gauge(series, quantity)) is not None:
             found.gauges[quantity] = float(np.median(gauge[1]))
     watts, activity = _gauge(series, "watts"), _gauge(series, "activity")
-    parts, factor = _best(series, "joules")
+    parts, factor = _best([one for one in series if np.ptp(one.values)], "joules")  # some boards say 0 for ever
     by_triton = bool(parts) and parts[0].name.startswith("nv_")
     found.basis = f"counter of {'Triton' if by_triton else 'DCGM'}" if parts else "power, integrated"
     if by_triton:  # of two on a device each counts since its own start

@@ -86,6 +86,9 @@ def fleet_of(
             hosted[place].setdefault(family, variant)
         placed[f"{node}/gpu{len(nodes[node])}"] = [[key, [*models.items()]] for key, models in sorted(hosted.items())]
         nodes[node].append(kind.name)
+    if untimed := [model.name for model in found.models.values() if not model.service_ms > 0]:
+        remedy = "scrape nv_inference_compute_infer_duration_us (Triton), vllm:e2e_request_latency_seconds (vLLM)"
+        raise InvalidInput("no series says how long a request takes", field=", ".join(untimed), remedy=remedy)
     if not any(placed.values()):
         why, remedy = "each server spans several devices, which the simulator has not", "see the table of models"
         raise InvalidInput(why, field="models", value=", ".join(found.models), remedy=remedy)

@@ -267,6 +267,25 @@ def test_samples_read_more_often_than_they_are_scraped_are_no_jumps():
     assert not any("left out" in note for note in found.notes)
 
 
+def test_a_counter_that_stays_at_zero_is_none():
+    series = World().series(DAY_S, STEP_S)
+    flat = with_values(with_values(series, ENERGY, np.zeros_like), "nv_energy_consumption", np.zeros_like)
+    found = find(flat)
+    assert joules(found) == pytest.approx(joules(find(series)), rel=1e-3)
+    assert {one.basis for one in found.devices.values()} == {"power, integrated"}
+
+
+def test_a_device_that_says_nothing_shortens_no_time():
+    whole = World().series(3600.0, 300.0)
+    clock = MetricSeries(
+        "DCGM_FI_DEV_SM_CLOCK", {"UUID": "GPU-9"}, whole[0].times_s, np.full(whole[0].times_s.size, 1e3)
+    )
+    found = find([*whole, clock])
+    assert found.covered_s.sum() == pytest.approx(3600.0)
+    assert "GPU-9: neither joules nor watts: it counts as nothing" in found.notes
+    assert not any("no samples" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("at_s", [0.0, 9e10])
 def test_a_sample_of_another_age_is_refused_with_its_time(at_s):
     series = World().series(3600.0, 300.0)

@@ -248,6 +248,16 @@ def test_a_server_that_spans_boards_is_counted_and_not_simulated(tmp_path):
     assert (tmp_path / "out" / "report.html").exists()
 
 
+def test_without_a_time_of_requests_there_are_costs_and_no_savings(tmp_path):
+    series = [one for one in World().series(1200.0, 30.0) if "duration" not in one.name]
+    (tmp_path / "fleet.csv").write_text(long_csv(series))
+    done = run("--from-csv", str(tmp_path / "fleet.csv"), "--json")
+    told = json.loads(done.stdout)
+    assert told["joules"] > 0
+    assert told["savings"] == []
+    assert "resnet50:3: no series says how long a request takes. Remedy" in told["risks"][0]
+
+
 def test_a_board_that_no_table_has_is_simulated_by_what_its_driver_says(tmp_path):
     world = World(board="NVIDIA RTX Example", base_per_s=12.0, period_s=1200.0)
     (tmp_path / "fleet.csv").write_text(long_csv(world.series(1200.0, 30.0)))
