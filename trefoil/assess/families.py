@@ -126,9 +126,8 @@ class Fitting:
         fitted = []
         for name, members in groups.items():
             own = [m for m in models.values() if m.name in members or m.plain in members]
-            one = (name in folders and self._of_repository(folders[name], own)) or self._by_law(
-                name, named_as[name], own
-            )
+            kept = self._of_repository(folders[name], own) if name in folders else None
+            one = kept or self._by_law(name, named_as[name], own)
             weights = [m.count("requests").sum() for m in own]
             accuracies = [one.family.variant(one.served[m.name]).accuracy for m in own]
             one.floor = float(np.average(accuracies, weights=weights)) * (1 - terms.below_best_pct / 100)
@@ -187,9 +186,8 @@ class Fitting:
         variants = tuple(replace(v, accuracy=accuracy.get(v.name, v.accuracy)) for v in family.variants)
         one.family = replace(family, variants=variants)
         one.slo_ms = self._slo_ms(models, family.name, family.classes.get("", (0.0, 0.0))[0])
-        self.notes.append(
-            f"{family.name}: the repository's profile, times {mean[0]:.3f} in ms, {mean[1]:.3f} in joules"
-        )
+        told = f"the repository's profile, times {mean[0]:.3f} in ms, {mean[1]:.3f} in joules"
+        self.notes.append(f"{family.name}: {told}")
         return one
 
     def _by_law(self, name: str, called: str, models: Sequence[FoundModel]) -> FittedFamily:

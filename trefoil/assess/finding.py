@@ -5,7 +5,7 @@ else the only device of its host. Joules are those of the board, which the row o
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,20 +13,7 @@ from typing import Final
 import numpy as np
 
 from power_agent.devices.nvml_words import device_type_name
-from trefoil.assess.series import (
-    COUNT_MAX,
-    COUNTERS,
-    DEVICE_SERIES,
-    MODEL_SERIES,
-    MOST,
-    Floats,
-    Labels,
-    MetricSeries,
-    increases,
-    meaning,
-    means,
-    merged,
-)
+from trefoil.assess.series import COUNTERS, MODEL_SERIES, Floats, MetricSeries, increases, meaning, means, merged, sound
 from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.errors import InvalidInput
 from trefoil.core.units import DAY_S, HOUR_S
@@ -170,8 +157,7 @@ class Found:
 
 def find(series: Sequence[MetricSeries]) -> Found:
     """Find devices and models, as far as the samples reach; raises InvalidInput: what was looked for is not there."""
-    notes = list[str]()
-    known = _sound(series, notes)
+    known = sound(series, notes := list[str]())
     there = {meaning(one.name).quantity for one in known}  # type: ignore[union-attr]
     for what, (quantities, names, remedy) in NEEDED.items():
         if not there & quantities:
@@ -190,9 +176,9 @@ def find(series: Sequence[MetricSeries]) -> Found:
     bin_s = min(HOUR_S, max((end_s - begin_s) / BINS, BIN_SAMPLES * step_s))
     edges = np.linspace(begin_s, end_s, max(1, round((end_s - begin_s) / bin_s)) + 1)
     found = Found(begin_s, float(edges[1] - edges[0]), edges, {}, {}, notes)
-    for name, own in sorted(_grouped(known, DEVICE_SERIES, _device_key).items()):
+    for name, own in sorted(_grouped(known, _device_key, models=False).items()):
         found.devices[name] = _device(name, own, edges, found.notes)
-    models = _grouped(known, MODEL_SERIES, _model_key)
+    models = _grouped(known, _model_key, models=True)
     for name, own in sorted(models.items()):
         if (model := _model(name, own, edges)) is not None:
             found.models[name] = model
@@ -207,35 +193,22 @@ def find(series: Sequence[MetricSeries]) -> Found:
     return found
 
 
-def _sound(series: Sequence[MetricSeries], notes: list[str]) -> list[MetricSeries]:
-    """Series that are read, without samples below 0, not finite, or beyond `MOST`; `notes` gets how many these were."""
-    found, dropped = list[MetricSeries](), Counter[str]()
-    for one in series:
-        if (about := meaning(one.name)) is not None:
-            kept = (one.values >= 0) & (one.values * about.factor <= MOST.get(about.quantity, COUNT_MAX))
-            dropped[one.name] += int((~kept & ~np.isnan(one.values)).sum())
-            found += [MetricSeries(one.name, one.labels, one.times_s[kept], one.values[kept])] if kept.any() else []
-    why = "samples left out: negative, infinite, or blanks of DCGM"
-    notes += [f"{name}: {count:,} {why}" for name, count in dropped.items() if count]
-    return found
-
-
-def _model_key(labels: Labels) -> str:
+def _model_key(labels: Mapping[str, str]) -> str:
     """Model, with its version where a server says one."""
     name, version = labels.get("model") or labels.get("model_name") or "", labels.get("version", "")
     return f"{name}:{version}" if name and version else name
 
 
-def _device_key(labels: Labels) -> str:
+def _device_key(labels: Mapping[str, str]) -> str:
     uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
     return uuid or (f"{_host(labels)}/gpu{labels['gpu']}" if labels.get("gpu") else "")
 
 
-def _host(labels: Labels) -> str:
+def _host(labels: Mapping[str, str]) -> str:
     return labels.get("Hostname") or labels.get("node") or labels.get("instance", "").rpartition(":")[0]
 
 
-def _workload(labels: Labels) -> str:
+def _workload(labels: Mapping[str, str]) -> str:
     """Pod, with its namespace where it is said."""
     pods = ((labels.get(space, ""), labels[pod]) for space, pod in POD_LABELS if labels.get(pod))
     return "/".join(filter(None, next(pods, ())))
@@ -248,17 +221,17 @@ def _is_pod(one: str, other: str) -> bool:
     return one == other
 
 
-def _server(labels: Labels) -> str:
+def _server(labels: Mapping[str, str]) -> str:
     return _workload(labels) or labels.get("instance", "")
 
 
 def _grouped(
-    series: Iterable[MetricSeries], names: Mapping[str, object], key: Callable[[Labels], str]
+    series: Iterable[MetricSeries], key: Callable[[Mapping[str, str]], str], *, models: bool
 ) -> dict[str, list[MetricSeries]]:
-    """Series of these names by a key of their labels; those without one are left out."""
+    """Series of models, else of devices, by a key of their labels; those without one are left out."""
     found = defaultdict[str, list[MetricSeries]](list)
     for one in series:
-        if one.name in names or one.name.removesuffix("_total") in names:
+        if (one.name in MODEL_SERIES or one.name.removesuffix("_total") in MODEL_SERIES) == models:
             found[key(one.labels)].append(one)
     found.pop("", None)
     return dict(found)
@@ -299,7 +272,9 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
     else:
         found.basis, counters = "none", [(np.zeros(0), np.zeros(0))]
         notes.append(f"{name}: neither joules nor watts: it counts as nothing")
-    most_w = ABSURD * _limit_w(found)
+    board = DEVICE_TYPES.get(device_type_name(found.board))
+    limits_w = [found.gauges.get("limit_w", 0.0), board.power_limit_max_w if board else 0.0]
+    most_w = ABSURD * (max(limits_w) or BOARD_MAX_W)
     rises, covered, dropped = zip(*(increases(t, factor * v, edges, most_w) for t, v in counters), strict=True)
     found.joules, found.covered_s = np.max(rises, axis=0), np.max(covered, axis=0)
     if count := sum(dropped):
@@ -311,13 +286,6 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
         still = np.interp(watts[0], *activity) <= IDLE_ACTIVITY
         found.idle_w = float(np.median(watts[1][still])) if still.sum() >= IDLE_SAMPLES else None
     return found
-
-
-def _limit_w(device: FoundDevice) -> float:
-    """Power limit of a board: the highest that a series or the table of boards says."""
-    board = DEVICE_TYPES.get(device_type_name(device.board))
-    table_w = board.power_limit_max_w if board else 0.0
-    return max(device.gauges.get("limit_w", 0.0), table_w) or BOARD_MAX_W
 
 
 def _gauge(series: Sequence[MetricSeries], quantity: str) -> tuple[Floats, Floats] | None:
@@ -372,10 +340,8 @@ def _together(found: FoundModel, series: Sequence[MetricSeries], edges: Floats) 
     by_server = defaultdict[str, list[Floats]](list)
     for group in _same(_best(series, "running")[0]):
         by_server[_server(group[0].labels)].append(means(*merged(group), edges))
-    counts = [np.nansum(engines, axis=0) for engines in by_server.values()]
-    counts = counts or [
-        one.counts["requests"] * found.service_ms / 1e3 / np.maximum(one.covered_s, 1e-9) for one in found.replicas
-    ]
+    counts, seconds = [np.nansum(engines, axis=0) for engines in by_server.values()], found.service_ms / 1e3
+    counts = counts or [one.counts["requests"] * seconds / np.maximum(one.covered_s, 1e-9) for one in found.replicas]
     busy = (every := np.concatenate(counts))[every > 0]
     return max(1.0, float(busy.mean())) if busy.size else 1.0
 

@@ -32,9 +32,7 @@ STEPS_S: Final = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 REPLICA_LABELS: Final = ("prometheus_replica", "replica", "__replica__")  # of two Prometheus that scrape the same
 MESSAGE_MAX: Final = 300
 LESS: Final = "ask for less with --since, --step or --selector"
-TOKEN: Final = (
-    "give a token that may read: --token-file or TREFOIL_ASSESS_TOKEN; to Mimir also --header X-Scope-OrgID=..."
-)
+TOKEN: Final = "give a token that may read: --token-file, TREFOIL_ASSESS_TOKEN; to Mimir --header X-Scope-OrgID=TEAM"
 PREFIX: Final = "give the path prefix as well, e.g. https://host/prometheus, or the address it redirects to"
 API: Final = "give the address of its API with its path prefix; a login page or Grafana is none"
 REMEDIES: Final = {401: TOKEN, 403: TOKEN, 404: PREFIX, 405: PREFIX, 302: PREFIX}
@@ -159,9 +157,8 @@ class Prometheus:
         samples = len(labels) * (end_s - begin_s) / step_s
         if samples > SAMPLES_MAX:
             enough = next((s for s in STEPS_S if samples * step_s / s <= SAMPLES_MAX), 0)
-            remedy = (
-                f"give {f'--step {enough}' if enough else 'a shorter --since'}, or a part of the fleet by --selector"
-            )
+            less = f"--step {enough}" if enough else "a shorter --since"
+            remedy = f"give {less}, or a part of the fleet by --selector"
             why = f"{len(labels):,} series every {step_s:g} s are {samples:,.0f} samples, more than {SAMPLES_MAX:,}"
             raise InvalidInput(why, field="--since", remedy=remedy)
         found: dict[tuple[str, frozenset[tuple[str, str]]], list[MetricSeries]] = defaultdict(list)

@@ -5,6 +5,7 @@ Names: Triton 23 to 26 (docs/user_guide/metrics.md), vLLM 0.6 to 0.32, DCGM expo
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -79,15 +80,12 @@ DEVICE_SERIES: Final[Mapping[str, Meaning]] = {
     "nv_gpu_memory_total_bytes": Meaning("memory_mib", MIB),
 }
 SERIES: Final[Mapping[str, Meaning]] = {**MODEL_SERIES, **DEVICE_SERIES}
-COUNTERS: Final = frozenset(
-    {"requests", "failures", "items", "executions", "request_s", "queue_s", "input_s", "infer_s", "output_s"}
-    | {"cache_hits", "bucket", "tokens", "joules"}
-)
 MOST: Final = {  # of a gauge in its unit; DCGM's blanks are 2**31 - 16 and more
     "activity": 2.0, "watts": 9e3, "limit_w": 9e3, "clock_mhz": 1e5, "used_mib": 1e7, "free_mib": 1e7,
     "memory_mib": 1e7, "quantile_s": 1e6, "running": 1e6,
 }  # fmt: skip
 COUNT_MAX: Final = 1e15
+COUNTERS: Final = frozenset(one.quantity for one in SERIES.values()) - set(MOST)
 CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "k8s_cluster_name")
 
 
@@ -112,6 +110,19 @@ def labels_of(labels: object) -> dict[str, str]:
     if not isinstance(labels, dict) or not all(isinstance(part, str) for pair in labels.items() for part in pair):
         raise ValueError("labels are not strings by strings")
     return {name: printable(value) for name, value in labels.items()}
+
+
+def sound(series: Sequence[MetricSeries], notes: list[str]) -> list[MetricSeries]:
+    """Series that are read, without samples below 0, not finite, or beyond `MOST`; `notes` gets how many these were."""
+    found, dropped = list[MetricSeries](), Counter[str]()
+    for one in series:
+        if (about := meaning(one.name)) is not None:
+            kept = (one.values >= 0) & (one.values * about.factor <= MOST.get(about.quantity, COUNT_MAX))
+            dropped[one.name] += int((~kept & ~np.isnan(one.values)).sum())
+            found += [MetricSeries(one.name, one.labels, one.times_s[kept], one.values[kept])] if kept.any() else []
+    why = "samples left out: negative, infinite, or blanks of DCGM"
+    notes += [f"{name}: {count:,} {why}" for name, count in dropped.items() if count]
+    return found
 
 
 def increases(
