@@ -69,14 +69,14 @@ def check_address(address: str, field: str) -> str:
         if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment or url.userinfo):
             return address.rstrip("/")
     except httpx.InvalidURL:
-        pass
+        pass  # as any other that is none
     remedy = "write what its clients have as base URL, e.g. http://127.0.0.1:8000/v1"
     shown = address.rpartition("@")[2]  # never a password
     raise SettingError("is no address of an engine", field=field, value=shown, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPart:
     """Part of an answer. `tokens_in`, `tokens_out`: of all of it, where this part says so."""
 
     text: str = ""
@@ -100,7 +100,7 @@ class EngineClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def stream(self, target: EngineTarget, asked: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+    async def stream(self, target: EngineTarget, asked: Mapping[str, Any]) -> AsyncGenerator[AnswerPart, None]:
         """Pieces of one answer, the last one with its reason. `asked`: `prompt` or `messages`, and parameters.
 
         Closing it closes its connection, which cancels the request at the engine.
@@ -196,7 +196,7 @@ def _words(text: str) -> str:
         found = given.get("error", given.get("detail", given.get("message", text)))
         text = str(found.get("message", found) if isinstance(found, dict) else found)
     except (ValueError, AttributeError, RecursionError):
-        pass
+        pass  # no JSON: shown as it begins
     return " ".join(text.split())[:SHOWN_CHARS] or "without a word"
 
 
@@ -233,13 +233,13 @@ def _shown(text: bytes) -> str:
     return text[:SHOWN_CHARS].decode("utf-8", "replace")
 
 
-def piece_of(event: Mapping[str, Any]) -> Piece:
-    """Piece of an answer that an event is; raises EngineError."""
+def piece_of(event: Mapping[str, Any]) -> AnswerPart:
+    """AnswerPart of an answer that an event is; raises EngineError."""
     try:
         choice: Mapping[str, Any] = next((one for one in event.get("choices") or () if not one.get("index")), {})
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         usage = event.get("usage") or {}
-        return Piece(
+        return AnswerPart(
             str(text), str(choice.get("finish_reason") or ""), _count(usage, "prompt_tokens"),
             _count(usage, "completion_tokens"),
         )  # fmt: skip

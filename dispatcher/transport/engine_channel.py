@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.grpc_framing import JOIN
-from trefoil.engine_api import MESSAGES, EngineClient, EngineError, EngineTarget, Kind, Piece
+from trefoil.engine_api import MESSAGES, AnswerPart, EngineClient, EngineError, EngineTarget, Kind
 from trefoil.runtime.given.llm_backends import (
     ANSWER,
     OPENAI,
@@ -32,6 +32,7 @@ from trefoil.runtime.given.llm_backends import (
 ESTIMATED: Final = "trefoil_tokens_estimated"
 """Parameter of the last response where the engine counts no tokens: one was counted for each event."""
 PROMPT_KEY: Final = "prompt"
+CUT_S: Final = 1.0  # in which answers under way notice that their channel was closed
 CODES: Final[Mapping[Kind, tuple[str, type[grpc.aio.AioRpcError]]]] = {
     "unreachable": ("UNAVAILABLE", NotTaken),
     "busy": ("RESOURCE_EXHAUSTED", grpc.aio.AioRpcError),
@@ -119,10 +120,10 @@ class EngineChannel:
         for wait in self._waits:
             wait.reschedule(0.0)
         if self._under_way:
-            await asyncio.wait(self._under_way)
+            await asyncio.wait(self._under_way, timeout=CUT_S)  # one that waits for its client ends when that goes on
         await self._client.close()
 
-    async def _next(self, pieces: AsyncGenerator[Piece, None], ends_s: float | None) -> Piece | None:
+    async def _next(self, pieces: AsyncGenerator[AnswerPart, None], ends_s: float | None) -> AnswerPart | None:
         async with asyncio.timeout_at(0.0 if self._closed else ends_s) as wait:
             self._waits.add(wait)
             try:
@@ -147,7 +148,7 @@ class _Answer:
         self._tokens: int | None = None
         self._prompt_tokens: int | None = None
 
-    def passed(self, piece: Piece) -> bytes:
+    def passed(self, piece: AnswerPart) -> bytes:
         """Response that a piece is passed on as; empty where it is kept for the last one."""
         self._reason = piece.finish_reason or self._reason
         self._tokens = self._tokens if piece.tokens_out is None else piece.tokens_out

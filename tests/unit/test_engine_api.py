@@ -33,8 +33,8 @@ async def _parts(text: bytes, size: int) -> AsyncIterator[bytes]:
         yield text[at : at + size]
 
 
-def pieces(text: bytes, size: int) -> list[engine_api.Piece]:
-    async def read() -> list[engine_api.Piece]:
+def pieces(text: bytes, size: int) -> list[engine_api.AnswerPart]:
+    async def read() -> list[engine_api.AnswerPart]:
         return [engine_api.piece_of(event) async for event in engine_api.events_of(_parts(text, size))]
 
     return asyncio.run(read())

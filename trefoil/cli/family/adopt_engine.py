@@ -44,7 +44,7 @@ SOURCE: Final = "trefoil family engine: times measured; joules estimated by core
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StreamsMeasured:
     """Answers of so many streams at once [ms]: median TTFT and TPOT, and quantiles of an answer of `tokens_mean`."""
 
     streams: int
@@ -85,7 +85,7 @@ def whole_board(name: str) -> DeviceType:
 def adopt_engines(
     engines: Mapping[str, EngineTarget], into: Path, stated: Statement, board: DeviceType, streams: Sequence[int],
     seconds: float, say: Callable[[str], None],
-) -> dict[str, list[Measured]]:  # fmt: skip
+) -> dict[str, list[StreamsMeasured]]:  # fmt: skip
     """Measure engines and write the family `into`/<family>; nothing is written where one of them does not answer.
 
     Raises:
@@ -97,7 +97,7 @@ def adopt_engines(
     if os.path.lexists(target):
         remedy = "take another name, or remove it first"
         raise CatalogError(f"{target} exists already", field="--as", value=stated.family, remedy=remedy)
-    clock, measured = WallClock(), dict[str, list[Measured]]()
+    clock, measured = WallClock(), dict[str, list[StreamsMeasured]]()
     for name, engine in engines.items():
         measured[name] = asyncio.run(_measure(engine, stated.tokens_mean, streams, seconds, clock, say))
     points = [_point(board, stated.family, name, one) for name, found in measured.items() for one in found]
@@ -123,7 +123,7 @@ def adopt_engines(
     return measured
 
 
-def _point(board: DeviceType, family: str, variant: str, found: Measured) -> ProfilePoint:
+def _point(board: DeviceType, family: str, variant: str, found: StreamsMeasured) -> ProfilePoint:
     point = ProfilePoint(
         device_type=board.name,
         slice_type=board.largest.name,
@@ -142,7 +142,7 @@ def _point(board: DeviceType, family: str, variant: str, found: Measured) -> Pro
 async def _measure(
     engine: EngineTarget, tokens_mean: float, streams: Sequence[int], seconds: float, clock: Clock,
     say: Callable[[str], None],
-) -> list[Measured]:  # fmt: skip
+) -> list[StreamsMeasured]:  # fmt: skip
     client, numbers = EngineClient(), count()
     try:
         await client.probe(engine)
@@ -155,7 +155,7 @@ async def _measure(
             whole = sorted(ttft + tpot * (tokens_mean - 1) for ttft, tpot in told)
             p50, p95, p99 = (whole[min(len(whole) - 1, int(q * len(whole)))] for q in QUANTILES)
             ttft, tpot = (statistics.median(times) for times in zip(*told, strict=True))
-            found.append(Measured(at_once, ttft, tpot, (p50, p95, p99)))
+            found.append(StreamsMeasured(at_once, ttft, tpot, (p50, p95, p99)))
         return found
     finally:
         await client.close()
@@ -184,7 +184,7 @@ async def _stream(
 
 
 def lines(
-    stated: Statement, folder: Path, engines: Mapping[str, EngineTarget], measured: Mapping[str, list[Measured]]
+    stated: Statement, folder: Path, engines: Mapping[str, EngineTarget], measured: Mapping[str, list[StreamsMeasured]]
 ) -> list[str]:
     """What was measured, and the settings that adopt the engines."""
     found = [
