@@ -68,6 +68,7 @@ def load(adopted: Adopted):
     return adopted.system.local.routing.in_flight()
 
 
+@pytest.mark.gate
 async def test_completions_and_chats_are_the_engines_own_with_its_usage(adopted, engine):
     assert [one.id async for one in adopted.client.models.list()] == [CHAT]
     answer = await adopted.client.completions.create(
@@ -156,6 +157,7 @@ async def test_hundreds_of_streams_are_whole(adopted, engine):
     assert [len(texts) for texts, _ in answers_] == [3 + n % 5 for n in range(300)]
 
 
+@pytest.mark.gate
 async def test_an_engine_that_is_gone_gets_nothing_and_no_token_comes_twice(adopted, engine):
     async with openai_engine.serving(step_s=0.02) as other:
         await publish(adopted.system, engine.address, other.address)
