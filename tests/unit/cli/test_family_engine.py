@@ -58,6 +58,14 @@ def test_a_family_is_written_with_the_times_of_its_engine(tmp_path, address):
     refused(engine(tmp_path, f"tiny={address}#org/tiny"), "--as = 'chat'", "exists already")
 
 
+def test_the_streams_of_an_engine_on_two_gpus_are_shared_by_them(tmp_path, address):
+    said = engine(tmp_path, f"tiny={address}#org/tiny", options=(*OPTIONS, *BOARD, "--gpus", 2))
+    assert "6 streams: TTFT" in said.output
+    [settings] = tomllib.loads(said.stdout.partition("\n\n")[2])["power_agent"]["engines"]
+    assert settings["devices"] == ["gpu0", "gpu1"]
+    assert [row.batch for row in load_family(tmp_path / "chat")[1]] == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("given", "texts"),
     [(("tiny",), ("ENGINE = 'tiny'", "VARIANT=ADDRESS")),

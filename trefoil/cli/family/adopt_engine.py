@@ -45,7 +45,7 @@ SOURCE: Final = "trefoil family engine: times measured; joules estimated by core
 
 @dataclass(frozen=True, slots=True)
 class StreamsMeasured:
-    """Answers of so many streams at once [ms]: median TTFT and TPOT, and quantiles of an answer of `tokens_mean`."""
+    """Answers of so many streams at once on each GPU [ms]: median TTFT and TPOT, quantiles of one of `tokens_mean`."""
 
     streams: int
     ttft_ms: float
@@ -84,9 +84,11 @@ def whole_board(name: str) -> DeviceType:
 
 def adopt_engines(
     engines: Mapping[str, EngineTarget], into: Path, stated: Statement, board: DeviceType, streams: Sequence[int],
-    seconds: float, say: Callable[[str], None],
+    gpus: int, seconds: float, say: Callable[[str], None],
 ) -> dict[str, list[StreamsMeasured]]:  # fmt: skip
     """Measure engines and write the family `into`/<family>; nothing is written where one of them does not answer.
+
+    Each engine computes on so many `gpus`, which share its `streams`: there are as many times these.
 
     Raises:
         CatalogError: the family exists.
@@ -99,7 +101,7 @@ def adopt_engines(
         raise CatalogError(f"{target} exists already", field="--as", value=stated.family, remedy=remedy)
     clock, measured = WallClock(), dict[str, list[StreamsMeasured]]()
     for name, engine in engines.items():
-        measured[name] = asyncio.run(_measure(engine, stated.tokens_mean, streams, seconds, clock, say))
+        measured[name] = asyncio.run(_measure(engine, stated.tokens_mean, streams, gpus, seconds, clock, say))
     points = [_point(board, stated.family, name, one) for name, found in measured.items() for one in found]
     date = datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%d")
     made = ProfileProvenance(board.name, date, f"trefoil {trefoil.__version__}", False, SOURCE, "modelled")
@@ -140,7 +142,7 @@ def _point(board: DeviceType, family: str, variant: str, found: StreamsMeasured)
 
 
 async def _measure(
-    engine: EngineTarget, tokens_mean: float, streams: Sequence[int], seconds: float, clock: Clock,
+    engine: EngineTarget, tokens_mean: float, streams: Sequence[int], gpus: int, seconds: float, clock: Clock,
     say: Callable[[str], None],
 ) -> list[StreamsMeasured]:  # fmt: skip
     client, numbers = EngineClient(), count()
@@ -148,9 +150,9 @@ async def _measure(
         await client.probe(engine)
         found = []
         for at_once in streams:
-            say(f"{engine}: {at_once} streams at once")
+            say(f"{engine}: {at_once * gpus} streams at once")
             until_s = clock.monotonic_s() + seconds
-            tasks = [_stream(client, engine, tokens_mean, numbers, until_s, clock) for _ in range(at_once)]
+            tasks = [_stream(client, engine, tokens_mean, numbers, until_s, clock) for _ in range(at_once * gpus)]
             told = [one for each in await asyncio.gather(*tasks) for one in each]
             whole = sorted(ttft + tpot * (tokens_mean - 1) for ttft, tpot in told)
             p50, p95, p99 = (whole[min(len(whole) - 1, int(q * len(whole)))] for q in QUANTILES)
@@ -184,11 +186,15 @@ async def _stream(
 
 
 def lines(
-    stated: Statement, folder: Path, engines: Mapping[str, EngineTarget], measured: Mapping[str, list[StreamsMeasured]]
+    stated: Statement,
+    folder: Path,
+    engines: Mapping[str, EngineTarget],
+    measured: Mapping[str, list[StreamsMeasured]],
+    gpus: int,
 ) -> list[str]:
     """What was measured, and the settings that adopt the engines."""
     found = [
-        f"  {name}: {one.streams} streams: TTFT {one.ttft_ms:.0f} ms, TPOT {one.tpot_ms:.1f} ms"
+        f"  {name}: {one.streams * gpus} streams: TTFT {one.ttft_ms:.0f} ms, TPOT {one.tpot_ms:.1f} ms"
         for name, each in measured.items()
         for one in each
     ]
@@ -196,5 +202,5 @@ def lines(
     found += ["(a power agent of its own: [[engines]]; devices: the GPUs that the engine computes on)"]
     for name, engine in engines.items():
         found += ["", "[[power_agent.engines]]", f'family = "{stated.family}"', f'variant = "{name}"']
-        found += [f"address = {json.dumps(engine.base)}", 'devices = ["gpu0"]']
+        found += [f"address = {json.dumps(engine.base)}", f"devices = {json.dumps([f'gpu{n}' for n in range(gpus)])}"]
     return found

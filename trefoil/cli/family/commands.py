@@ -183,7 +183,8 @@ def engine(
         float, typer.Option(help="Percent of requests that must meet it.", min=1, max=99.99)
     ] = 95.0,
     licence: Annotated[str, typer.Option(help="Of the weights.")] = "not stated at adoption",
-    streams: Annotated[str, typer.Option(help="Streams at once that are measured; the most is a slice's.")] = "1,4,16",
+    streams: Annotated[str, typer.Option(help="Streams at once on each GPU; the most is planned.")] = "1,4,16",
+    gpus: Annotated[int, typer.Option(help="GPUs that each engine computes on.", min=1, max=64)] = 1,
     seconds: Annotated[float, typer.Option(help="How long each number of streams is measured.", min=0)] = 3.0,
     repository: Repository = MODELS,
     as_json: AsJson = False,
@@ -205,12 +206,12 @@ def engine(
     )
     into, board, numbers = own_repository(repository), whole_board(device_type), _parse_streams(streams)
     with ticking(quiet=as_json) as say:
-        measured = adopt_engines(found, into, stated, board, numbers, seconds, say)
+        measured = adopt_engines(found, into, stated, board, numbers, gpus, seconds, say)
     if as_json:
         told = {name: [asdict(one) for one in each] for name, each in measured.items()}
         print_json({"family": as_, "folder": str(into / as_), "measured": told})
         return
-    for line in lines(stated, into / as_, found, measured):
+    for line in lines(stated, into / as_, found, measured, gpus):
         console().print(line, markup=False, soft_wrap=True)
 
 
