@@ -31,7 +31,7 @@ class PlannedHours:
         self.folder = ""
         self._state, self._clock, self._sight = state, clock, PlanSight()
         self._read_s = self._written_s = -math.inf
-        self._written: frozenset[str] = frozenset()
+        self._written: tuple[int, frozenset[str]] = 0, frozenset()  # epoch and names
         self._pace: dict[str, float] = {}
 
     async def read(self) -> None:
@@ -56,8 +56,8 @@ class PlannedHours:
             Fenced, StateUnavailable: nothing was written.
         """
         now_s, found = self._clock.monotonic_s(), list(jobs)
-        names = frozenset(job.id for job, _, _ in found)
-        if names == self._written and (not names or now_s - self._written_s < WRITE_S):
+        names = lease.epoch, frozenset(job.id for job, _, _ in found)
+        if names == self._written and (not found or now_s - self._written_s < WRITE_S):
             return
         told = tuple(
             OpenJob(

@@ -242,6 +242,19 @@ async def test_records_of_a_writer_that_was_overtaken_are_not_planned() -> None:
     assert await world.state.get(world.state.keys.jobs_plan(), PlannedJobs) is None
 
 
+async def test_a_worker_that_takes_the_jobs_over_tells_them_at_once_under_its_epoch() -> None:
+    world = await World().begin()
+    job = [(Job("a", "digits", BEGIN_S + 20 * HOUR), 1000, 0.0)]
+    await world.hours.write(world.owner, job)
+    await world.state.release(world.owner)
+    again = await world.state.acquire(f"jobs:{FOLDER}", "w2", ttl_s=1e7)
+    await world.hours.write(again, job)
+    told = await world.state.get(world.state.keys.jobs_open(FOLDER), OpenJobs)
+    assert told.epoch == again.epoch > world.owner.epoch
+    await world.planning.step()
+    assert [one.job_id for one in (await world.plan()).jobs] == ["f0/a"]
+
+
 def test_of_too_many_jobs_the_earliest_deadlines_are_planned() -> None:
     jobs = tuple(OpenJob(f"j{n}", "digits", 10, BEGIN_S + (n + 1) * 60.0) for n in range(JOBS_MAX + 50))
     found, wrong = pending_jobs([OpenJobs(FOLDER, 1, jobs[::-1])], {"digits"}, "test", BEGIN_S)
