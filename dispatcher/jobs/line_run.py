@@ -51,16 +51,25 @@ class LineRun(JobRun):
     def __init__(self, completions: Completions, *job: Any) -> None:
         super().__init__(*job)
         self._completions = completions
-        self._lines: dict[asyncio.Task[None], SliceKey] = {}
+        self._lines: dict[asyncio.Task[None], tuple[SliceKey, LineItem]] = {}
         self._preempted: set[asyncio.Task[None]] = set()
 
     def make_room(self) -> None:
         routing = self._local.routing
-        for task, slice_ in self._lines.items():
+        for task, (slice_, _) in self._lines.items():
             families = routing.families_of(slice_)
-            if task not in self._preempted and not all(routing.queues[each].only_jobs(slice_) for each in families):
-                self._preempted.add(task)
-                task.cancel()
+            if not all(routing.queues[each].only_jobs(slice_) for each in families):
+                self._preempt(task)
+
+    async def settle(self) -> bool:
+        for task in self._lines:  # an answer may take minutes, for which the owner would wait
+            self._preempt(task)
+        return await super().settle()
+
+    def _preempt(self, task: "asyncio.Task[None]") -> None:
+        if task not in self._preempted:
+            self._preempted.add(task)
+            task.cancel()
 
     def _read(self, number: int, data: bytes) -> Item:
         return LineItem(number, len(data), (data,), LINES, alone=False)
@@ -78,11 +87,13 @@ class LineRun(JobRun):
             for item in batch:
                 assert isinstance(item, LineItem)
                 task = group.create_task(self._line(item, target), name=f"line of {self.job.id}")
-                self._lines[task] = target.slice
+                self._lines[task] = target.slice, item
                 task.add_done_callback(self._line_ended)
 
     def _line_ended(self, task: "asyncio.Task[None]") -> None:
-        del self._lines[task]
+        _, item = self._lines.pop(task)
+        if task.cancelled() and task in self._preempted:
+            self._ready.appendleft(item)
         self._preempted.discard(task)
 
     async def _line(self, item: LineItem, target: RouteTarget) -> None:
@@ -96,11 +107,6 @@ class LineRun(JobRun):
             self._written(item, 200, body, receipt)
             self._count("answered", 1)
         except NotIdle:
-            self._ready.appendleft(item)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task not in self._preempted:
-                raise
             self._ready.appendleft(item)
         except (HttpError, StatusError, TrefoilError) as error:
             self._refuse(item, error)
