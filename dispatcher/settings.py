@@ -148,8 +148,7 @@ class DispatcherSettings(WorkerPlace):
     jobs_bytes_max: int = Field(4 * 2**30, ge=1)
     """Items of one job, in bytes; also all files of one tenant for batches."""
     jobs_tenant_max: int = Field(20, ge=1)
-    """Jobs of one tenant that have not ended; ten times as many with those whose results are kept,
-    and ten times as many files for batches."""
+    """Jobs of one tenant that have not ended. Jobs with kept results, and files for batches: ten times as many."""
     jobs_results_max: int = Field(16, ge=1)
     """Clients that read results of jobs at once; as many may read files of batches."""
     jobs_keep_s: float = Field(7 * 86_400.0, gt=0)
