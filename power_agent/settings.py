@@ -187,6 +187,8 @@ class PowerAgentSettings(ServiceSettings):
     """Name of the agent's own pod."""
     kubernetes_url: str = ""
     """Address of the API server; empty: as the pod's environment names it."""
+    kubernetes_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Folder with token, ca.crt and namespace of the agent's ServiceAccount."""
 
     # engines that already run
     engines: tuple[EngineSettings, ...] = ()

@@ -91,7 +91,7 @@ def _node_reader(settings: PowerAgentSettings) -> Callable[[], Mapping[str, Any]
         return None
 
     def read() -> Mapping[str, Any]:
-        api = ApiServer(settings.kubernetes_url)
+        api = ApiServer(settings.kubernetes_url, settings.kubernetes_account)
         try:
             found: Mapping[str, Any] = api.call("looking at this node", "GET", f"/api/v1/nodes/{settings.node}").json()
             return found

@@ -66,7 +66,7 @@ def build_kubernetes_runtime(settings: PowerAgentSettings) -> KubernetesRuntime:
         raise SettingError(
             "a pod cannot be pinned to the cores of a slice of CPUs", field="cpu", value="serve", remedy=remedy
         )
-    return KubernetesRuntime(ApiServer(settings.kubernetes_url), settings)
+    return KubernetesRuntime(ApiServer(settings.kubernetes_url, settings.kubernetes_account), settings)
 
 
 SHARED: Final = (

@@ -60,7 +60,8 @@ class KubernetesRuntime:
     def install(self) -> TritonInstall:
         """Triton installation of the image, as paths in a pod."""
         settings = self._settings
-        return TritonImage(settings.kubernetes_image, "", settings.kubernetes_backends).install(sees_gpus=True)
+        image = TritonImage(settings.kubernetes_image, "", settings.kubernetes_backends)
+        return image.install(sees_gpus=settings.node_socket is None)
 
     def close(self) -> None:
         """Stop watching."""

@@ -19,7 +19,6 @@ from trefoil.runtime.clock import WallClock
 
 T = TypeVar("T")
 Pod = Mapping[str, Any]  # JSON of a pod
-ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 15.0  # of a call; admission webhooks may take 10 s
 PAUSES_S: Final = (0.2, 1.0)  # before the second and third try of a call
 PAUSE_MAX_S: Final = 5.0  # whatever Retry-After asks for
@@ -45,7 +44,7 @@ REMEDIES: Final = (
 class ApiServer:
     """Client of the API server with the ServiceAccount of this pod. Thread-safe."""
 
-    def __init__(self, url: str = "", account: Path = ACCOUNT) -> None:
+    def __init__(self, url: str, account: Path) -> None:
         """`url`: of the server; empty: as a pod's environment names it. `account`: folder of token, CA, namespace."""
         self._url, self._account = url, account
         self._clock, self._lock = WallClock(), threading.Lock()
@@ -94,13 +93,14 @@ class ApiServer:
         return checked(what, answer, accept)
 
     def watch(self, what: str, path: str, params: Mapping[str, str | int], on_event: Callable[[Any], bool]) -> None:
-        """Pass each event of one watch on until the server ends it or `on_event` returns False.
+        """Pass each event of one watch on until the server or the network ends it, or `on_event` returns False.
 
         Raises:
             Unavailable, StartError, SettingError: as `call`; 410 (EXPIRED) comes as an event of type ERROR.
         """
         timeout = httpx.Timeout(TIMEOUT_S, read=WATCH_S + WATCH_GRACE_S)
         query = {**params, "watch": 1, "timeoutSeconds": WATCH_S}
+        began = False
         try:
             with self._connected().stream(
                 "GET", path, params=query, headers=self._headers(), timeout=timeout
@@ -111,11 +111,14 @@ class ApiServer:
                         on_event({"type": "ERROR", "object": {"code": EXPIRED}})
                         return
                     checked(what, answer)
+                began = True
                 for line in answer.iter_lines():
                     if line and not on_event(json.loads(line)):
                         return
         except (httpx.TransportError, ValueError) as error:
-            raise self._silent(what, error) from error
+            silent = self._silent(what, error)
+            if not began:  # else the next watch goes on from where this one was cut, or says why it cannot
+                raise silent from error
 
     def close(self) -> None:
         """Close the connections."""

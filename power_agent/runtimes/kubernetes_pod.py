@@ -80,7 +80,7 @@ def slice_pod(
     uid, gid = map(int, NOBODY.split(":"))
     spec = {
         "nodeName": place.node,
-        **({"runtimeClassName": settings.kubernetes_runtime_class} if launch.gpu_uuid else {}),
+        **({"runtimeClassName": settings.kubernetes_runtime_class} if _gpu(settings, launch) else {}),
         "restartPolicy": "Never",
         "serviceAccountName": settings.kubernetes_service_account,
         "automountServiceAccountToken": False,
@@ -126,8 +126,9 @@ def _container(settings: PowerAgentSettings, launch: SliceLaunch, secret: Path) 
     if word := secret_word(launch):
         argv = (*WITH_SECRET, str(secret), *(one for one in launch.argv if one != word))
     environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY}
-    environment |= {"NVIDIA_VISIBLE_DEVICES": launch.gpu_uuid or "void"}
-    environment |= {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"} if launch.gpu_uuid else {}
+    gpu = _gpu(settings, launch)
+    environment |= {"NVIDIA_VISIBLE_DEVICES": gpu or "void"}
+    environment |= {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"} if gpu else {}
     return {
         "name": CONTAINER,
         "image": settings.kubernetes_image,
@@ -143,6 +144,11 @@ def _container(settings: PowerAgentSettings, launch: SliceLaunch, secret: Path) 
             "capabilities": {"drop": ["ALL"]},
         },
     }
+
+
+def _gpu(settings: PowerAgentSettings, launch: SliceLaunch) -> str:
+    """UUID of the device that a pod gets; "" for none, and where it is simulated."""
+    return launch.gpu_uuid if settings.node_socket is None else ""
 
 
 def _mounts(

@@ -96,7 +96,8 @@ class SliceHealth:
             if part.incarnation != incarnation or self._reconciler.current_verb(part) == "stop":
                 continue  # another process meanwhile, or one that ought to end
             if process is None or not process.alive:
-                how = "vanished" if process is None else f"exited with {process.exit_code}"
+                code = process.exit_code if process is not None else None
+                how = "vanished" if process is None else "ended" if code is None else f"exited with {code}"
                 words = await self._executor.triton_words(part, process_gone=True)
                 if part.incarnation == incarnation:  # else it was ended meanwhile
                     reported = f" ({process.why})" if process is not None and process.why else ""

@@ -57,6 +57,7 @@ class FakeKubernetes:
     faults: list[Fault] = field(default_factory=list)
     image_fault: str = ""  # message of an image that cannot be pulled
     admission_fault: str = ""  # reason of a kubelet that does not admit a pod
+    programs: dict[str, str] = field(default_factory=dict)  # what stands for paths of the image, and its PATH
     kubelet_hangs: bool = False  # it ends no pod
     token: str = TOKEN
     calls: list[str] = field(default_factory=list)
@@ -121,16 +122,16 @@ class FakeKubernetes:
 
     def evict(self, name: str) -> None:
         """The kubelet ends a pod because the node lacks memory."""
-        self._kill_all(self._pods[name]["metadata"]["uid"])
         reason = {"reason": "Evicted", "message": "The node was low on resource: memory."}
-        self._update(name, {"phase": "Failed", **reason})
+        self._update(name, {"phase": "Failed", **reason})  # first, as kubelets do
+        self._kill_all(self._pods[name]["metadata"]["uid"])
 
     def lose_node(self) -> None:
         """The node goes, and the garbage collector deletes its pods."""
         disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
         for name in self.pods():
-            self._kill_all(self._pods[name]["metadata"]["uid"])
             self._update(name, {"conditions": [{**disrupted, "message": "PodGC: node no longer exists"}]})
+            self._kill_all(self._pods[name]["metadata"]["uid"])
             self._remove(name)
 
     # --- the API ------------------------------------------------------------------------------------------------------
@@ -205,7 +206,9 @@ class FakeKubernetes:
             while time.monotonic() < deadline_s:
                 with self._changed:
                     while not (self._version > at or self._closed or self._epoch > epoch):
-                        self._changed.wait(1.0)
+                        self._changed.wait(0.5)
+                        if time.monotonic() > deadline_s:
+                            return None
                     if self._closed:
                         return None
                     events = [one for one in self._events if one[0] > at]
@@ -228,7 +231,7 @@ class FakeKubernetes:
 
     def _update(self, name: str, status: dict[str, Any]) -> None:
         with self._changed:
-            if (pod := self._pods.get(name)) is not None and pod["status"].get("reason") != "Evicted":
+            if (pod := self._pods.get(name)) is not None:
                 pod["status"] |= status
                 self._publish("MODIFIED", pod)
 
@@ -251,10 +254,11 @@ class FakeKubernetes:
             return self._state(name, "Pending", waiting={"reason": "ErrImagePull", "message": self.image_fault})
         began = _now()
         environment = {one["name"]: _expanded(one["value"]) for one in container["env"]}
+        environment |= {name: path for name, path in self.programs.items() if not name.startswith("/")}
         with (self.folder / f"{name}.log").open("wb") as log:
             try:
                 process = subprocess.Popen(
-                    [_expanded(word) for word in container["args"]], cwd=container["workingDir"],
+                    [self._in_image(_expanded(word)) for word in container["args"]], cwd=container["workingDir"],
                     env={**environment, MARK: pod["metadata"]["uid"]}, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
@@ -272,6 +276,11 @@ class FakeKubernetes:
         ended = {"exitCode": 128 - code if code < 0 else code, "startedAt": began}
         ended["reason"] = "Completed" if code == 0 else "Error"
         return self._state(name, "Failed" if code else "Succeeded", terminated=ended)
+
+    def _in_image(self, word: str) -> str:
+        for path, there in self.programs.items():
+            word = word.replace(path, there) if path.startswith("/") else word
+        return word
 
     def _end(self, name: str, grace_s: float) -> None:
         if self.kubelet_hangs:

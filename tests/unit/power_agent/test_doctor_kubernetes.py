@@ -12,7 +12,6 @@ import pytest
 from power_agent.doctor import examination, kubernetes
 from power_agent.doctor.findings import Finding, Verdict
 from power_agent.doctor.kubernetes import check_rivals
-from power_agent.runtimes.kubernetes_api import ApiServer
 from power_agent.settings import PowerAgentSettings
 from tests.support.fake_kubernetes import NODE, FakeKubernetes
 from trefoil.core.errors import Unavailable
@@ -116,13 +115,13 @@ def test_where_nothing_can_be_seen_that_is_said_with_the_command_that_shows_it(r
     assert {one.verdict for one in check_rivals(NODE, None, root)} == {Verdict.UNKNOWN}
 
 
-def test_the_doctor_reads_the_node_with_the_agents_right(tmp_path, monkeypatch):
+def test_the_doctor_reads_the_node_with_the_agents_right(tmp_path):
     cluster = FakeKubernetes(tmp_path / "cluster", node=node({"nvidia.com/gpu.deploy.mig-manager": "true"}))
-    monkeypatch.setattr(examination, "ApiServer", lambda url: ApiServer(url, cluster.account))
     settings = PowerAgentSettings(
         runtime="kubernetes",
         node=NODE,
         kubernetes_url=cluster.url,
+        kubernetes_account=cluster.account,
         state_dir=tmp_path,
         redis_url="redis://127.0.0.1:1/0",
     )

@@ -278,6 +278,18 @@ def test_after_410_pods_are_listed_again_and_nothing_is_missed(runtime, cluster,
     assert cluster.calls.count(f"GET {PODS}") == lists + 1
 
 
+def test_a_watch_that_is_cut_or_silent_goes_on_from_where_it_was(runtime, cluster, launch, monkeypatch):
+    monkeypatch.setattr(kubernetes_api, "WATCH_S", 60)
+    monkeypatch.setattr(kubernetes_api, "WATCH_GRACE_S", -59.9)
+    runtime.start(TAG, launch, LOG)
+    watches = cluster.calls.count(f"GET watch {PODS}")
+    until(lambda: cluster.calls.count(f"GET watch {PODS}") >= watches + 2)
+    assert only(runtime).alive
+    cluster.evict(cluster.pods()[0])
+    until(lambda: not only(runtime).alive)
+    assert cluster.calls.count(f"GET {PODS}") == 1
+
+
 def test_while_the_server_does_not_tell_that_is_said_and_afterwards_all_is_known(runtime, cluster, launch):
     started = runtime.start(TAG, launch, LOG)
     cluster.faults.append(Fault("GET", "watch", 500, "etcdserver: no leader", times=1))
