@@ -15,7 +15,7 @@ from controller.loop.core.decision import predicted_saving
 from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.saved_state import STOPPED, start_command
-from controller.loop.declared import Declaration, DeclaredSettings, accept_all
+from controller.loop.declared import Declaration, DeclaredSettings, accept_all, accept_budgets
 from controller.observe.core.plannable import check_obeyed, places_refused
 from controller.observe.core.triggers import OPERATOR, Trigger
 from controller.planners.fleet_power import check_power
@@ -149,10 +149,14 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
             raise errors.InvalidInput(
                 "it would stop every family", field="prune", value=True, remedy="declare the families that are to serve"
             )
-        await self._files.refresh_for([each.family for each in request.objectives])
+        named = [*request.objectives, *(each for each in request.budgets if each.family)]
+        await self._files.refresh_for([each.family for each in named])
+        catalog, prune, stated = self._files.catalog, request.prune, self._stated_budgets()
         wanted = [codec.from_proto(each) for each in request.objectives]
-        accepted = accept_all(core, wanted, self._files.catalog, self._planner, self._loop.settings.pue)
-        declaration = Declaration(accepted, _watts(request), ActMode(mode) if mode else None, request.prune)
+        accepted = accept_all(core, wanted, catalog, self._planner, self._loop.settings.pue)
+        kept = [codec.from_proto(each) for each in request.budgets]
+        budgets = accept_budgets(core.budgets, kept, stated, catalog, prune=prune)
+        declaration = Declaration(accepted, _watts(request), ActMode(mode) if mode else None, prune, budgets)
         changes = [pb.FieldChange(field=f, now=now, wanted=then) for f, now, then in declaration.changes(core)]
         degraded = ""
         if changes and not request.dry_run:

@@ -272,6 +272,12 @@ class BudgetSettings(Settings):
         """Budget of these settings."""
         return Budget(**self.model_dump())
 
+    @classmethod
+    def of(cls, stored: Budget) -> "BudgetSettings":
+        """Settings that state this budget."""
+        values = asdict(stored) | {"time_zone": stored.time_zone or "UTC"}
+        return cls(**{name: value for name, value in values.items() if name != "number"})
+
 
 class TriggerSettings(Settings):
     """Settings of the triggers: thresholds of controller/observe/core/triggers.py, by the same names."""

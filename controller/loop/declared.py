@@ -6,22 +6,23 @@ the files say are refused with the file's name.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
+from controller.accounting.core.budgets import accept_budget
 from controller.loop.control_loop import ControlLoop
 from controller.loop.core.control import Change, ControlCore
 from controller.loop.core.objectives import accept_objective
-from controller.loop.core.saved_state import differences, setting_text, settled_budgets
-from controller.role.by_command import NO_RESET, ByCommand
+from controller.loop.core.saved_state import budget_differences, differences, setting_text, settled_budgets
+from controller.role.by_command import NO_RESET, ByCommand, KeptBudgets
 from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import Fenced, InvalidInput, SettingError, StateUnavailable, TrefoilError
-from trefoil.core.objective import ActMode, Objective
+from trefoil.core.objective import ActMode, Budget, BudgetKey, Objective
 from trefoil.core.parts import PartSettings
 from trefoil.runtime.given.catalog_files import CatalogFiles
 
@@ -33,13 +34,14 @@ ADOPTED: Final = ("objectives", "budgets", "mode", "max_watts")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a file declares: accepted objectives by family, the watt cap and the mode (None: unchanged). Families that
-    it leaves out are stopped with `prune`."""
+    """What a file declares: accepted objectives by family, the watt cap, the mode and all budgets (None: unchanged).
+    Families that it leaves out are stopped with `prune`."""
 
     objectives: Mapping[str, Objective]
     max_watts: float | None
     mode: ActMode | None
     prune: bool
+    budgets: KeptBudgets | None = None
 
     def changes(self, core: ControlCore) -> list[tuple[str, str, str]]:
         """Fields that differ from what is in force, each with both values in words."""
@@ -51,6 +53,7 @@ class Declaration:
         pairs += differences(known, self.objectives)
         pairs += [("max_watts", core.max_watts or None, self.max_watts or None)] if self.max_watts is not None else []
         pairs += [("mode", core.control.mode, self.mode)] if self.mode is not None else []
+        pairs += [] if self.budgets is None else budget_differences(core.budgets, self.budgets)
         return [(name, setting_text(now), setting_text(wanted)) for name, now, wanted in pairs if now != wanted]
 
     async def enact(self, loop: ControlLoop, *, by_command: bool) -> str:
@@ -59,7 +62,7 @@ class Declaration:
         changed = [one for name, one in self.objectives.items() if not _same(one, known.get(name))]
         families = tuple(one.family for one in changed)
         reset = NO_RESET if by_command else ByCommand(families, mode=True, max_watts=True)
-        change = Change(changed, self.max_watts, reset, self._stopped(loop.core), self.mode)
+        change = Change(changed, self.max_watts, reset, self._stopped(loop.core), self.mode, self.budgets)
         return await loop.set_objectives(change)
 
     def _stopped(self, core: ControlCore) -> set[str]:
@@ -129,11 +132,9 @@ class DeclaredSettings:
         settled = settled_budgets(wanted, core.budgets, self._files.catalog)
         # Nothing is refused from here on but for want of Redis or of the disk: then the next look goes on.
         loop.settings = loop.settings.model_copy(update={name: getattr(wanted, name) for name in ADOPTED})
-        declaration = Declaration(accepted, wanted.max_watts, wanted.act_mode, prune=True)
+        declaration = Declaration(accepted, wanted.max_watts, wanted.act_mode, prune=True, budgets=settled)
         if declaration.changes(core):
             await declaration.enact(loop, by_command=False)
-        if settled != core.budgets:
-            await loop.change_budgets(lambda _: settled)
 
     def _waits(self, wanted: ControllerSettings) -> str:
         """What else the files change, which only a start takes; "" for nothing."""
@@ -161,6 +162,31 @@ def accept_all(
         except TrefoilError as error:
             raise type(error)(f"objectives[{position}] ({one.family}): {error}") from error
     return accepted
+
+
+def accept_budgets(
+    kept: KeptBudgets, wanted: Sequence[Budget], stated: Collection[BudgetKey], catalog: Catalog, *, prune: bool
+) -> KeptBudgets:
+    """Budgets as they would be in force by command; with `prune` those alone. `stated`: those of the settings.
+
+    Raises:
+        InvalidInput: naming position, field, value and remedy.
+    """
+    found, keys = kept, set[BudgetKey]()
+    for position, one in enumerate(wanted):
+        try:
+            if one.key in keys:
+                raise InvalidInput("given twice", field="tenant", value=one.tenant, remedy="give each once")
+            accepted = accept_budget(one, found.by_key, catalog)
+        except InvalidInput as error:
+            raise InvalidInput(f"budgets[{position}]: {error}") from error
+        keys.add(one.key)
+        before = found.by_key.get(one.key)
+        if before is None or replace(accepted, number=before.number) != before:
+            found = found.after(one.key, accepted, by_command=True)
+    for key in found.by_key.keys() - keys if prune else ():
+        found = found.after(key, None, by_command=key in stated)
+    return found
 
 
 def _same(one: Objective, other: Objective | None) -> bool:

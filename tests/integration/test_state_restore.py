@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.control_plane import ControlPlane
 from trefoil.cli.main import app
-from trefoil.core.objective import ActMode
+from trefoil.core.objective import ActMode, Budget
+from trefoil.runtime import codec
 
 pytestmark = [pytest.mark.integration, pytest.mark.gate]
-KEPT = ("objectives.json", "control.json", "by_command.json", "fleet_objective.json")
+KEPT = ("objectives.json", "control.json", "by_command.json", "fleet_objective.json", "tenant_budgets.json")
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ async def runs(*argv: str) -> tuple[int, str]:
 async def test_a_restored_system_goes_on_with_plan_objectives_budgets_and_history(plane: ControlPlane, tmp_path: Path):
     config, dump, disk = plane.folder / "controller.toml", tmp_path / "trefoil.dump", plane.folder / "controller"
     await plane.stub.SetObjectives(pb.SetObjectivesRequest(max_watts=9000.0))
+    await plane.stub.SetBudget(pb.SetBudgetRequest(budget=codec.to_proto(Budget("acme", grams_per_day=5.0))))
     await plane.stub.SetMode(pb.SetModeRequest(mode=int(ActMode.ACT)))
     await plane.until(lambda: served(plane))
     await plane.until(lambda: counted(disk))

@@ -68,7 +68,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "profile": ("family.verbs:old_profile", ""),
     "sensitivity": ("family.verbs:old_sensitivity", ""),
     "objective": ("operate.control:objective", "What is wanted of families, and of the fleet."),
-    "apply": ("operate.declared:apply", "Put objectives, watt cap and mode of a file in force, all or none."),
+    "apply": ("operate.declared:apply", "Put objectives, budgets, watt cap and mode of a file in force, all or none."),
     "diff": ("operate.declared:diff", "Show what `apply` would change."),
     "export": ("operate.declared:export", "Write a file of what is in force, which `apply` and `diff` take."),
     "budget": ("operate.budget:app", "Grams or joules that a tenant, a family or both may spend in a day."),

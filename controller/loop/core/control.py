@@ -24,13 +24,14 @@ from trefoil.core.plan import Plan
 @dataclass(frozen=True, slots=True)
 class Change:
     """Change of what is wanted: accepted objectives, the fleet's watt cap [W] (0: none), which families are stopped,
-    the mode; None: unchanged. `reset`: which of them are the settings', and no command's."""
+    the mode, all budgets; None: unchanged. `reset`: which of them are the settings', and no command's."""
 
     objectives: Sequence[Objective] = ()
     max_watts: float | None = None
     reset: ByCommand = NO_RESET
     stopped: Collection[str] | None = None
     mode: ActMode | None = None
+    budgets: KeptBudgets | None = None
 
 
 class ControlCore(DecidingCore):
@@ -136,16 +137,20 @@ class ControlCore(DecidingCore):
         control = self.control if change.mode is None else replace(self.control, mode=change.mode)
         if change.mode is not None:
             marks, held["control"] = replace(marks, mode=not change.reset.mode), control.plain()
+        if change.budgets is not None:
+            held[TENANT_BUDGETS] = change.budgets
         self.ports.save(held | {BY_COMMAND: marks})
         back = [known[family] for family in sorted(self.stopped.keys() - wanted.keys() - out)]
         try:
             await self.ports.write_objectives((*change.objectives, *back))
         except (errors.Fenced, errors.StateUnavailable):
-            for name, value in {**self.kept_objectives(), "control": self.control.plain()}.items():
+            before = {"control": self.control.plain(), TENANT_BUDGETS: self.budgets}
+            for name, value in {**self.kept_objectives(), **before}.items():
                 if name in held or name == BY_COMMAND:
                     self.ports.save_later(name, value)
             raise
         self.max_watts, self.by_command = cap, marks
+        self.budgets = self.budgets if change.budgets is None else change.budgets
         self.stopped = {name: one for name, one in known.items() if name in out}
         self.objectives = {name: one for name, one in known.items() if name not in out}
         if change.mode is not None:

@@ -107,6 +107,14 @@ def settled_budgets(settings: ControllerSettings, kept: KeptBudgets, catalog: Ca
     return KeptBudgets(tuple(found[key] for key in sorted(found)), marks)
 
 
+def budget_differences(now: KeptBudgets, wanted: KeptBudgets) -> list[tuple[str, str, str]]:
+    """Budgets that differ, each with both values in words."""
+    keys = sorted(now.by_key.keys() | wanted.by_key.keys())
+    before, after = ([one.by_key[key].text if key in one.by_key else NONE for key in keys] for one in (now, wanted))
+    names = [f"budget of {whose_budget(*key)}" for key in keys]
+    return [pair for pair in zip(names, before, after, strict=True) if pair[1] != pair[2]]
+
+
 def budget_overrides(settings: ControllerSettings, kept: KeptBudgets) -> list[str]:
     """Budgets that commands have changed, a line for each with both values."""
     said = {one.stated().key: one.stated().text for one in settings.budgets}

@@ -171,18 +171,20 @@ class SetObjectivesResponse(_message.Message):
     def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ..., degraded: _Optional[str] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("objectives", "max_watts", "mode", "prune", "dry_run")
+    __slots__ = ("objectives", "max_watts", "mode", "prune", "dry_run", "budgets")
     OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
     MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     PRUNE_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
     objectives: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Objective]
     max_watts: float
     mode: _plan_pb2.ActMode
     prune: bool
     dry_run: bool
-    def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., prune: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+    budgets: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Budget]
+    def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., prune: _Optional[bool] = ..., dry_run: _Optional[bool] = ..., budgets: _Optional[_Iterable[_Union[_plan_pb2.Budget, _Mapping]]] = ...) -> None: ...
 
 class FieldChange(_message.Message):
     __slots__ = ("field", "now", "wanted")

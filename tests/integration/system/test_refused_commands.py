@@ -198,14 +198,21 @@ def test_what_is_exported_differs_in_nothing_and_an_edited_file_in_what_apply_th
     assert runs("export", "--output", file) == (0, "")
     assert runs("diff", "--file", file, "--prune") == (0, "nothing differs\n")
     text = Path(file).read_text()
-    edited.write_text(text.replace('"max_watts" = 0.0', '"max_watts" = 4000.0').replace('"act"', '"advise"'))
-    changes = "max_watts: none -> 4000\nmode: act -> advise\n"
+    edited.write_text(
+        text.replace('"max_watts" = 0.0', '"max_watts" = 4000.0')
+        .replace('"act"', '"advise"')
+        .replace('"budgets" = []', "")
+    )
+    with edited.open("a") as budget:
+        budget.write('\n[[budgets]]\ntenant = "acme"\ngrams_per_day = 500\n')
+    changes = "max_watts: none -> 4000\nmode: act -> advise\nbudget of acme: none -> 500 g a day\n"
     assert runs("diff", "-f", str(edited)) == (1, changes)
     assert runs("diff", "-f", file) == (0, "nothing differs\n"), "diff changes nothing"
     assert runs("apply", "-f", str(edited)) == (0, f"{changes}the plan in force stays for now: mode advise\n")
     assert runs("diff", "-f", str(edited)) == (0, "nothing differs\n")
-    assert runs("apply", "-f", file)[0] == 0
-    assert runs("diff", "-f", file) == (0, "nothing differs\n")
+    assert runs("diff", "-f", file)[0] == 1
+    assert runs("apply", "-f", file, "--prune")[0] == 0
+    assert runs("diff", "-f", file, "--prune") == (0, "nothing differs\n")
 
 
 def ways(system: RunningSystem, folder: Path) -> dict[str, str]:

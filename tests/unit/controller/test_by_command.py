@@ -22,7 +22,7 @@ from tests.support.virtual import system as virtual
 from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.system import System, history
 from trefoil.core.errors import InvalidInput, TrefoilError
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode
+from trefoil.core.objective import ActMode, Budget, Objective, ObjectiveMode
 from trefoil.runtime import codec
 from trefoil.runtime.config import to_toml
 
@@ -299,9 +299,12 @@ def test_declared_settings_are_in_force_as_their_files_change_and_commands_are_r
 
 def test_what_a_file_declares_is_in_force_all_or_none(monkeypatch):
     stated = codec.to_proto(ObjectiveSettings.model_validate(ONE | {"slo": {"latency_ms": 450.0}}).stated())
+    acme = codec.to_proto(Budget("acme", grams_per_day=5.0, time_zone="UTC"))
+    mars = codec.to_proto(Budget("mars", grams_per_day=5.0, time_zone="Mars/Olympus"))
 
     def declare(**values: Any) -> pb.ApplyRequest:
-        return pb.ApplyRequest(**{"objectives": [stated], "max_watts": 7000.0, "mode": "ACT_MODE_OBSERVE", **values})
+        wanted = {"objectives": [stated], "budgets": [acme], "max_watts": 7000.0, "mode": "ACT_MODE_OBSERVE"}
+        return pb.ApplyRequest(**{**wanted, **values})
 
     def work(operator: Operator) -> None:
         ghost = codec.to_proto(Objective("ghost", slo_ms=1.0))
@@ -309,10 +312,14 @@ def test_what_a_file_declares_is_in_force_all_or_none(monkeypatch):
         operator.asks("ghost", "Apply", declare(objectives=[stated, ghost]))
         operator.asks("twice", "Apply", declare(objectives=[stated, stated]))
         operator.asks("cap", "Apply", declare(max_watts=-1.0))
+        operator.asks("zone", "Apply", declare(budgets=[acme, mars]))
+        operator.asks("budget twice", "Apply", declare(budgets=[acme, acme]))
         operator.asks("all", "Apply", declare(objectives=[], prune=True))
         operator.looks("before")
         operator.asks("does", "Apply", declare())
         operator.asks("does nothing", "Apply", declare())
+        operator.asks("budgets", "GetBudgets", pb.GetBudgetsRequest())
+        operator.asks("cleared", "Apply", declare(budgets=[], prune=True, dry_run=True))
         operator.looks("after")
         operator.asks("stopped", "StopFamily", pb.StopFamilyRequest(family=FAMILY))
         operator.asks("serves", "Apply", declare(mode="ACT_MODE_ACT"))
@@ -322,12 +329,18 @@ def test_what_a_file_declares_is_in_force_all_or_none(monkeypatch):
     seen, _ = played(monkeypatch, work)
     changes = [
         (f"{FAMILY}.slo.latency_ms", "400", "450"), ("max_watts", "none", "7000"), ("mode", "act", "observe"),
+        ("budget of acme", "none", "5 g a day"),
     ]  # fmt: skip
     for name in ("would", "does"):
         assert [(one.field, one.now, one.wanted) for one in seen[name].changes] == changes
     assert "objectives[1] (ghost): family = 'ghost': no such family" in str(seen["ghost"])
     assert f"objectives[1] ({FAMILY}): family = '{FAMILY}': given twice" in str(seen["twice"])
     assert "max_watts = -1.0: must be watts" in str(seen["cap"])
+    assert "budgets[1]: time_zone = 'Mars/Olympus'" in str(seen["zone"])
+    assert "budgets[1]: tenant = 'acme': given twice" in str(seen["budget twice"])
+    assert [one.budget.tenant for one in seen["budgets"].budgets] == ["acme"]
+    cleared = [("budget of acme", "5 g a day", "none")]
+    assert [(one.field, one.now, one.wanted) for one in seen["cleared"].changes] == cleared
     assert "prune = True: it would stop every family" in str(seen["all"])
     assert in_force(seen, "before") == (400.0, 1, 0.0, "ACT"), "a wrong file, and a dry run, change nothing"
     assert in_force(seen, "after") == (450.0, 2, 7000.0, "OBSERVE")

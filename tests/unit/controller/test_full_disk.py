@@ -19,7 +19,7 @@ from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from tests.support.virtual.system import System, history
 from trefoil.core.errors import DiskUnavailable
-from trefoil.core.objective import Objective
+from trefoil.core.objective import Budget, Objective
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
@@ -163,7 +163,7 @@ def asked(system: System, what) -> str:
 def in_force(system: System):
     core = system.controller.service._loop.core
     plans = [plan.revision for plan in core.plans]
-    return core.control, plans, dict(core.objectives), core.max_watts, core.explorer.run
+    return core.control, plans, dict(core.objectives), core.max_watts, core.explorer.run, core.budgets
 
 
 def slower(service) -> Objective:
@@ -181,7 +181,13 @@ OPERATORS = {
         pb.SetObjectivesRequest(objectives=[{"objective": codec.to_proto(slower(s))}]), None
     ),
     "apply": lambda s: s.Apply(
-        pb.ApplyRequest(objectives=[codec.to_proto(slower(s))], max_watts=5000.0, mode="ACT_MODE_ADVISE"), None
+        pb.ApplyRequest(
+            objectives=[codec.to_proto(slower(s))],
+            max_watts=5000.0,
+            mode="ACT_MODE_ADVISE",
+            budgets=[codec.to_proto(Budget("acme", grams_per_day=5.0))],
+        ),
+        None,
     ),
     "cap": lambda s: s.SetObjectives(pb.SetObjectivesRequest(max_watts=5000.0), None),
 }

@@ -1,4 +1,4 @@
-"""Commands on a file that declares objectives, watt cap and mode: export, diff, apply.
+"""Commands on a file that declares objectives, budgets, watt cap and mode: export, diff, apply.
 
 The file has the words of the controller's settings: what `export` writes can also be declared there.
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import AfterValidator, Field
 
-from controller.settings import ObjectiveSettings, act_mode_name
+from controller.settings import BudgetSettings, ObjectiveSettings, act_mode_name
 from protos.controller.v1 import controller_pb2
 from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, print_json, writing
@@ -29,10 +29,13 @@ class DeclaredFile(Settings):
     mode: Annotated[str, AfterValidator(act_mode_name)] | None = None
     max_watts: float | None = Field(default=None, ge=0)
     objectives: tuple[ObjectiveSettings, ...] = ()
+    budgets: tuple[BudgetSettings, ...] = ()
 
 
 File = Annotated[Path, typer.Option("--file", "-f", help="File as `trefoil export` writes it (TOML).")]
-Prune = Annotated[bool, typer.Option("--prune", help="Families that the file leaves out go out of service.")]
+Prune = Annotated[
+    bool, typer.Option("--prune", help="Families that the file leaves out go out of service; budgets are cleared.")
+]
 
 
 @of_system
@@ -46,8 +49,8 @@ def diff(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json_
 
 @of_system
 def apply(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
-    """Put objectives, watt cap and mode of a file in force, all or none. What it leaves out stays; families, too, but
-    with --prune. Says so when the fleet cannot meet it; the last good plan stays then.
+    """Put objectives, budgets, watt cap and mode of a file in force, all or none. What it leaves out stays, but for
+    families and budgets with --prune. Says so when the fleet cannot meet it; the last good plan stays then.
     """
     answer = _apply(file, prune, where, dry_run=False)
     _print(answer, as_json_, "nothing changed")
@@ -65,18 +68,20 @@ def export(
     where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
-    """Write a file of what is in force, which `apply` and `diff` take. It holds objectives, watt cap and mode, in the
-    words of the controller's settings.
+    """Write a file of what is in force, which `apply` and `diff` take. It holds objectives, budgets, watt cap and
+    mode, in the words of the controller's settings.
     """
 
-    async def ask(system: ControllerClient) -> tuple[list[Objective], float, int]:
-        return *(await system.objectives()), (await system.plan()).mode
+    async def ask(system: ControllerClient) -> tuple[list[Objective], float, int, Any]:
+        budgets = await system.call("GetBudgets", controller_pb2.GetBudgetsRequest())
+        return *(await system.objectives()), (await system.plan()).mode, budgets.budgets
 
-    objectives, max_watts, mode = call_system(where, ask)
+    objectives, max_watts, mode, budgets = call_system(where, ask)
     found = {
         "mode": ActMode(mode).name.lower(),
         "max_watts": max_watts,
         "objectives": [ObjectiveSettings.of(one).model_dump(exclude_none=True) for one in objectives],
+        "budgets": [BudgetSettings.of(codec.from_proto(one.budget)).model_dump() for one in budgets],
     }
     if as_json_:
         print_json(found)
@@ -92,10 +97,14 @@ def _apply(file: Path, prune: bool, where: SystemAddress, *, dry_run: bool) -> A
     declared = config.load(DeclaredFile, file)
     if declared == DeclaredFile():
         raise SettingError(
-            "declares nothing", field="--file", value=str(file), remedy="add [[objectives]], mode or max_watts"
+            "declares nothing",
+            field="--file",
+            value=str(file),
+            remedy="add [[objectives]], [[budgets]], mode or max_watts",
         )
     request = controller_pb2.ApplyRequest(
         objectives=[codec.to_proto(one.stated()) for one in declared.objectives],
+        budgets=[codec.to_proto(one.stated()) for one in declared.budgets],
         max_watts=declared.max_watts,
         mode=None if declared.mode is None else f"ACT_MODE_{declared.mode.upper()}",
         prune=prune,
