@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel sbom notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,10 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 wheel: setup  ## the wheel, with families, settings files and scenarios in it: dist/trefoil-*.whl
 	rm -rf dist
 	$(BIN)/python -m hatchling build -t wheel
+
+sbom: setup  ## bill of materials of the services' lock file, CycloneDX: dist/sbom.cdx.json
+	mkdir -p dist
+	$(BIN)/python requirements/sbom.py requirements/services.txt > dist/sbom.cdx.json
 
 # Exporting real architectures needs torch and transformers (1.2 GB installed), which nothing else here does.
 # By pip alone and not after .venv, so that a test can ask for it while .venv runs that test.

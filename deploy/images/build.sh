@@ -45,7 +45,8 @@ for target in trefoil triton-cpu; do
         echo "error: TREFOIL_TAG = '${TREFOIL_TAG:-latest}': containers run $image. Remedy: TREFOIL_TAG=NEXT $0, then deploy/compose/upgrade.sh NEXT" >&2
         exit 2
     fi
-    build "$image" "this checkout" "$@" --build-arg "BASE=$BASE" ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} -f deploy/Dockerfile --target $target .
+    build "$image" "this checkout" "$@" --build-arg "BASE=$BASE" --build-arg "VERSION=$(sed -n 's/^__version__.*"\(.*\)"$/\1/p' trefoil/__init__.py)" \
+        --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || true)" ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} -f deploy/Dockerfile --target $target .
 done
 while read -r tag target package; do
     have "$tag" || build "$tag" "Debian's $package" "$@" --build-arg "BASE=$BASE" --build-arg "PACKAGE=$package" -f deploy/images/Dockerfile --target "$target" deploy/images </dev/null

@@ -3,6 +3,7 @@
 import configparser
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 HARDENED = ("NoNewPrivileges=yes", "ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes", "DevicePolicy=closed")
+EXPOSURE_MAX = 3.5  # of systemd's own scale, 10 = no protection at all
 INSTANCES = {"trefoil@": ("carbon_feed", "controller", "dispatcher")}
 
 
@@ -73,3 +75,15 @@ def test_the_docs_install_each_unit_by_its_file():
     for path in UNITS:
         assert f"deploy/systemd/{path.name}" in pages, path.name
     assert "[Service]" not in pages, "a unit is shown where it ships as a file"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_the_exposure_of_each_service_is_low(path, tmp_path):
+    for instance in INSTANCES.get(path.stem, ("",)):
+        copy = tmp_path / f"{path.stem}{instance}.service"
+        copy.write_text(path.read_text())
+        argv = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(copy)]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        (level,) = re.findall(r"exposure level for \S+: ([\d.]+)", done.stdout) or pytest.skip(done.stderr[:200])
+        assert float(level) <= EXPOSURE_MAX
