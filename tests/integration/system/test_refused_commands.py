@@ -199,9 +199,7 @@ def test_what_is_exported_differs_in_nothing_and_an_edited_file_in_what_apply_th
     assert runs("diff", "--file", file, "--prune") == (0, "nothing differs\n")
     text = Path(file).read_text()
     edited.write_text(
-        text.replace('"max_watts" = 0.0', '"max_watts" = 4000.0')
-        .replace('"act"', '"advise"')
-        .replace('"budgets" = []', "")
+        text.replace("max_watts = 0.0", "max_watts = 4000.0").replace('"act"', '"advise"').replace("budgets = []", "")
     )
     with edited.open("a") as budget:
         budget.write('\n[[budgets]]\ntenant = "acme"\ngrams_per_day = 500\n')
