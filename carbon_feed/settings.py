@@ -28,7 +28,7 @@ def known_timezone(value: str) -> str:
     try:
         if value != "UTC":  # a machine without a time zone database knows this one
             zoneinfo.ZoneInfo(value)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:  # OSError: a folder of zones, e.g. Europe
         raise ValueError("no such time zone; write an IANA name, e.g. Europe/London") from error
     return value
 

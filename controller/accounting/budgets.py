@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from controller.accounting.accountant import REPEAT_S, Accountant
-from controller.accounting.core.budgets import Costs, HourSpend, day_of, free_at_s, rung_of, spent, used_of, zone_of
+from controller.accounting.core.budgets import Costs, HourSpend, day_of, free_at_s, rung_of, spent, used_of
 from controller.role.leadership import Leadership
-from trefoil.core.objective import Budget, BudgetKey, BudgetRung, TenantRung, TenantRungs
+from trefoil.core.objective import Budget, BudgetKey, BudgetRung, TenantRung, TenantRungs, zone_of
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put
 from trefoil.runtime.keys import Keys

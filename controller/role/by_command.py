@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trefoil.core.objective import Budget, BudgetKey
+from trefoil.core.objective import Budget, BudgetKey, zone_of
 
 FLEET: Final = "fleet_objective"  # under which the watt cap is saved
 BY_COMMAND: Final = "by_command"
@@ -37,6 +37,10 @@ class KeptBudgets:
 
     budgets: tuple[Budget, ...] = ()
     by_command: tuple[BudgetKey, ...] = ()
+
+    def __post_init__(self) -> None:
+        for one in self.budgets:
+            zone_of(one.time_zone)  # of a file that was changed by hand
 
     @property
     def by_key(self) -> dict[BudgetKey, Budget]:

@@ -230,7 +230,8 @@ class JobsOwner:
         return self.hours.may_start(job, self._folder.stored(job.id).items, waiting)
 
     async def _tell(self, jobs: Mapping[str, Job]) -> None:
-        """Tell the controller which jobs have not ended."""
+        """Tell the controller which jobs have not ended, without those that a budget holds back: no device is to be
+        awake for them."""
         assert self._lease is not None
         for name in list(jobs):
             if name in self.runs:
@@ -239,8 +240,14 @@ class JobsOwner:
             elif name not in self._left:
                 self._left[name] = await on_disk(self._left_of, name)
         self._left = {name: left for name, left in self._left.items() if name in jobs}
+        budgets, now_s = self._local.budgets, self._clock.now_s()
+        found = [
+            (jobs[name], *left)
+            for name, left in self._left.items()
+            if left[0] and budgets.find(jobs[name].tenant, jobs[name].family, now_s) is None
+        ]
         with contextlib.suppress(StateUnavailable, Fenced):  # the lease's keeper says so; then no plan is followed
-            await self.hours.write(self._lease, [(jobs[name], *left) for name, left in self._left.items() if left[0]])
+            await self.hours.write(self._lease, found)
 
     def _left_of(self, name: str) -> tuple[int, float]:
         """Items and grams that are left of a job by its files."""

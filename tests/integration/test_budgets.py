@@ -15,10 +15,12 @@ from dispatcher.request.core.tenants import digest
 from protos.dispatcher.v1 import jobs_pb2
 from tests.support.dispatching import DispatcherSystem, dispatcher_system, image, until
 from tests.support.fake_triton import FakeTriton
-from tests.support.job_serving import item, jobs_of
+from tests.support.job_serving import Jobs, item, jobs_of
+from trefoil.core.jobs.planned import OpenJobs
 from trefoil.core.objective import BudgetRung, TenantRung, TenantRungs
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.security.plan_keys import PlanKeys, routes_key
+from trefoil.runtime.state import State
 
 pytestmark = pytest.mark.integration
 KEY = "k" * 40
@@ -109,6 +111,12 @@ async def test_rungs_that_the_controller_has_not_signed_refuse_nobody(budgets):
     await budgets.acme(BudgetRung.REFUSED)
 
 
+async def open_jobs(jobs: Jobs, state: State) -> list[str]:
+    """Jobs that the controller plans."""
+    told = await state.get(state.keys.jobs_open(jobs.owner.hours.folder), OpenJobs)
+    return [one.job_id for one in told.jobs] if told is not None else []
+
+
 async def test_jobs_of_a_tenant_wait_and_those_of_others_run(budgets, state):
     system, one = budgets.system, [item(3)]
     await budgets.acme(BudgetRung.JOBS_WAIT)
@@ -124,5 +132,6 @@ async def test_jobs_of_a_tenant_wait_and_those_of_others_run(budgets, state):
             while "jobs wait until" not in (why := await waits()):
                 await asyncio.sleep(0.05)
         assert why.startswith("the budget of acme, 500 g a day, is on rung jobs wait: jobs wait until 20")
+        assert await open_jobs(jobs, state) == [], "no device is kept awake for it"
         await budgets.set()
         assert (await jobs.ended("a")).state == jobs_pb2.JOB_STATE_DONE

@@ -17,12 +17,11 @@ from controller.accounting.core.budgets import (
     rung_of,
     spent,
     used_of,
-    zone_of,
 )
 from dispatcher.service.core.tenant_rungs import BudgetLadder
 from tests.property.test_report_sums import FAMILIES, report_of
 from trefoil.cli.operate.report_document import report_document
-from trefoil.core.objective import Budget, BudgetRung, TenantRung, TenantRungs
+from trefoil.core.objective import Budget, BudgetRung, TenantRung, TenantRungs, zone_of
 from trefoil.core.units import DAY_S, HOUR_S
 
 NAMES = ("", "a", "b", "c:d")

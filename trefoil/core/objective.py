@@ -6,8 +6,10 @@ price (`trefoil.comparison.saving`). Every command, report and dashboard goes by
 """
 
 import math
+import zoneinfo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from enum import IntEnum
 from typing import Final
 
@@ -211,6 +213,20 @@ class Budget:
         """Limits, and what else it says, in words."""
         least = f", accuracy floors down to {self.least_accuracy:g}" if self.least_accuracy else ""
         return f"{self.limits}{least}{f', days of {self.time_zone}' if self.time_zone not in ('', 'UTC') else ''}"
+
+
+def zone_of(name: str) -> tzinfo:
+    """Time zone by its IANA name.
+
+    Raises:
+        InvalidInput: there is none of that name.
+    """
+    try:
+        return UTC if name in ("", "UTC") else zoneinfo.ZoneInfo(name)  # UTC needs no database of time zones
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise InvalidInput(
+            "no such time zone", field="time_zone", value=name, remedy="write an IANA name, e.g. Europe/London"
+        ) from error
 
 
 def whose_budget(tenant: str, family: str) -> str:

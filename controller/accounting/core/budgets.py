@@ -10,7 +10,6 @@ Deviations: none.
 """
 
 import re
-import zoneinfo
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, tzinfo
@@ -19,7 +18,7 @@ from typing import Final
 from trefoil.core.accounting import tenant_shares
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import InvalidInput, StaleRevision, one_of
-from trefoil.core.objective import Budget, BudgetKey, BudgetRung, whose_budget
+from trefoil.core.objective import Budget, BudgetKey, BudgetRung, whose_budget, zone_of
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.units import HOUR_S
 
@@ -52,20 +51,6 @@ def hour_spend(families: Mapping[str, Mapping[str, float]]) -> dict[str, dict[st
         for family, sums in families.items()
         if "joules" in sums
     }
-
-
-def zone_of(name: str) -> tzinfo:
-    """Time zone by its IANA name.
-
-    Raises:
-        InvalidInput: there is none of that name.
-    """
-    try:
-        return UTC if name in ("", "UTC") else zoneinfo.ZoneInfo(name)  # UTC needs no database of time zones
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise InvalidInput(
-            "no such time zone", field="time_zone", value=name, remedy="write an IANA name, e.g. Europe/London"
-        ) from error
 
 
 def _day_of(hour_s: float, zone: tzinfo) -> date:

@@ -69,6 +69,7 @@ def test_a_region_of_two_clouds_in_two_zones_needs_its_clouds_name(tmp_path):
     [
         ("[x", "not valid TOML"),
         ('[x]\nname = "x"\ntimezone = "Mars/Olympus"', "timezone.*no such time zone"),
+        ('[x]\nname = "x"\ntimezone = "Europe"', "timezone.*no such time zone"),
         ('[x]\nname = "x"\nclouds = ["nimbus/1"]', "clouds.*provider/region"),
         ('[x]\nname = "x"\ncolour = "red"', "colour: unknown setting"),
         ("[x]", "name: missing"),

@@ -9,6 +9,7 @@ import pytest
 from controller.accounting.budgets import LOOK_S, BudgetRungs
 from controller.accounting.core.budgets import BUDGETS_MAX, accept_budget
 from controller.loop import declared
+from controller.role.by_command import KeptBudgets
 from controller.role.disk_store import DiskStore
 from controller.role.kept_files import KeptFiles
 from protos.controller.v1 import controller_pb2 as pb
@@ -66,6 +67,15 @@ def test_budgets_are_bounded():
     accept_budget(replace(ACME, tenant="t7"), stored, CATALOG)
     with pytest.raises(InvalidInput, match=r"1000 budgets are the most\. Remedy: take one away"):
         accept_budget(ACME, stored, CATALOG)
+
+
+def test_kept_budgets_of_a_zone_that_is_none_are_set_aside(tmp_path):
+    disk = DiskStore(tmp_path, 10)
+    disk.save("tenant_budgets", KeptBudgets((ACME,)))
+    path = tmp_path / "tenant_budgets.json"
+    path.write_text(path.read_text().replace('"UTC"', '"Mars/Olympus"'))
+    assert DiskStore(tmp_path, 10).load("tenant_budgets", KeptBudgets) is None
+    assert path.with_name("tenant_budgets.json.bad").exists()
 
 
 # What is counted
