@@ -19,6 +19,7 @@ from tests.support.openai_serving import CHAT, SLICE, base, both_tritons, servin
 from tests.support.special_world import World
 from trefoil.core.common import Basis, Revision
 from trefoil.core.energy import ReceiptRate
+from trefoil.core.objective import BudgetRung, TenantRung, TenantRungs
 from trefoil.runtime.clock import WallClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -283,6 +284,17 @@ async def test_a_token_is_the_api_key_and_limits_are_those_of_the_tenant(state, 
             assert int(limited.value.response.headers["retry-after"]) > 0
         window = world.local.accounting.close_window(WallClock().now_s(), Revision())
         assert {cell.key.tenant for cell in window.cells if cell.answered} == {"team"}
+
+
+async def test_a_budget_that_is_spent_is_a_rate_limit_with_the_time(world, client):
+    now_s = WallClock().now_s()
+    rung = TenantRung("", "speller", BudgetRung.REFUSED, "9 g a day", free_at_s=now_s + 3600.0)
+    world.local.budgets.set(TenantRungs((rung,), 1, now_s), now_s)
+    with pytest.raises(openai.RateLimitError, match=r"9 g a day, is spent\. Remedy: try again at") as limited:
+        await client.completions.create(model="speller", prompt="hello")
+    assert limited.value.code == "rate_limit_exceeded"
+    assert 3500 < int(limited.value.response.headers["retry-after"]) <= 3600
+    assert (await client.completions.create(model=CHAT, prompt="once")).choices[0].text
 
 
 async def test_curl_sees_events_that_end_with_done(world):
