@@ -26,14 +26,14 @@ DATA: Final = b"data:"
 DONE: Final = b"[DONE]"
 MESSAGES: Final = "messages"
 PROBE: Final[Mapping[str, Any]] = {"prompt": "0", "max_tokens": 1, "temperature": 0}
-Kind = Literal["unreachable", "busy", "refused", "lost", "silent", "fault"]
+Kind = Literal["unreachable", "busy", "refused", "cut", "lost", "silent", "fault"]
 
 
 class EngineError(Unavailable):
     """An engine that gave no answer, or only a part of one.
 
-    `kind`: unreachable (the request was not taken), busy (429), refused (the request's own fault), lost (the connection
-    ended), silent (for too long), fault (all else).
+    `kind`: unreachable (the request was not taken), busy (429), refused (the request's own fault), cut (its stream
+    ended before the answer did), lost (the connection ended), silent (for too long), fault (all else).
     """
 
     def __init__(self, message: str, kind: Kind, remedy: str = "") -> None:
@@ -122,7 +122,7 @@ class EngineClient:
                     yield piece
         if not finished:
             why = f"{target.base} broke the answer off: its stream ended without a finish_reason"
-            raise EngineError(why, "fault", "try again; llama.cpp's server needs --interrupt_requests false")
+            raise EngineError(why, "cut", "try again; llama.cpp's server needs --interrupt_requests false")
 
     async def probe(self, target: EngineTarget) -> None:
         """Have one token answered, which alone proves an engine. An engine that is full answers.
@@ -139,9 +139,12 @@ class EngineClient:
                 raise
 
     async def alive(self, target: EngineTarget) -> None:
-        """Ask for its models, whose list it need not have: any answer shows that it lives; raises EngineError."""
+        """Ask for its base URL: any answer shows that it lives, also that nothing is there; raises EngineError.
+
+        Never for its models: llama.cpp's server cuts the stream that runs for every request to its API.
+        """
         try:
-            async with self._answer(target, "GET", "/models", None):
+            async with self._answer(target, "GET", "", None):
                 pass
         except EngineError as error:
             if error.kind in ("unreachable", "lost", "silent"):

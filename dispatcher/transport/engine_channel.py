@@ -37,6 +37,7 @@ CODES: Final[Mapping[Kind, tuple[str, type[grpc.aio.AioRpcError]]]] = {
     "unreachable": ("UNAVAILABLE", NotTaken),
     "busy": ("RESOURCE_EXHAUSTED", grpc.aio.AioRpcError),
     "refused": ("INVALID_ARGUMENT", grpc.aio.AioRpcError),
+    "cut": ("ABORTED", grpc.aio.AioRpcError),  # which casts no doubt on the engine: a probe would cut the next stream
     "lost": ("UNAVAILABLE", ConnectionDied),
     "silent": ("UNAVAILABLE", grpc.aio.AioRpcError),
     "fault": ("UNAVAILABLE", grpc.aio.AioRpcError),
@@ -179,9 +180,9 @@ class _Answer:
         _add_count(response, TOKENS_OUT, tokens)
         if self._prompt_tokens is not None:
             _add_count(response, TOKENS_IN, self._prompt_tokens)
+        _add_text(response, REASON, self._reason if final else str(None))  # as vLLM's backend has it
         data = b""
         if final:
-            _add_text(response, REASON, self._reason)
             data = kserve_wire.FINAL
             data += kserve_wire.bool_parameter(ESTIMATED, True) if self._tokens is None else b""
         return kserve_wire.stream_answer(response.SerializeToString() + data)

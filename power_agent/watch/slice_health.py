@@ -2,7 +2,8 @@
 `driver_watch.py` looks at the driver and its devices.
 
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
-slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe_s`.
+slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe_s`. An adopted engine is not asked for
+the last reason while dispatchers have requests on it: they see what comes of them.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from power_agent.slices.adopted_engine import AdoptedEngine
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.slice_state import Slice
@@ -56,6 +58,7 @@ class SliceHealth:
         self._timeouts: dict[SliceKey, int] = {}
         self._passed_at_s: dict[SliceKey, float] = {}
         self._looked_at_s = node.clock.monotonic_s()
+        self._asked = set[SliceKey]()
 
     async def run(self) -> None:
         """Check all slices every `health_poll_s` until cancelled."""
@@ -151,7 +154,7 @@ class SliceHealth:
             why = probe_reason(
                 part.key in ejected and doubtful,
                 part.failing and doubtful,
-                now_s - part.last_success_s,
+                0.0 if part.key in self._asked else now_s - part.last_success_s,
                 settings.quiet_probe_s,
             )
             if why:
@@ -163,6 +166,8 @@ class SliceHealth:
         passed_s = min(now_s - self._looked_at_s, LOOKS_MAX * self._node.settings.health_poll_s)
         self._looked_at_s = now_s
         asked = {(load.slice, load.family) for ack in acks for load in ack.slices if load.in_flight}
+        engines = {part.key for part in self._node.slices.values() if isinstance(part.triton, AdoptedEngine)}
+        self._asked = engines & {key for key, _ in asked}
         for part in self._node.slices.values():
             untimed = self._executor.untimed(part)
             part.record_in_flight({family for family in untimed if (part.key, family) in asked}, passed_s)

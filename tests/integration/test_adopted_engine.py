@@ -116,6 +116,17 @@ async def test_each_fault_is_one_error_and_the_engine_serves_on(adopted, engine,
     assert len(texts) == 6
 
 
+async def test_a_stream_that_an_engine_cuts_off_casts_no_doubt_on_it(adopted, engine):
+    """A probe would cut the next stream off: llama.cpp's server ends one for each further request to its API."""
+    for _ in range(3):
+        with pytest.raises(openai.APIError, match="without a finish_reason"):
+            await adopted.stream("!cut")
+    assert len((await adopted.stream("on", max_tokens=40))[0]) == 40
+    assert not adopted.system.local.health.evidence.suspicions
+    await adopted.system.local.routing.connections.connection(key(0)).alive(5.0)
+    assert {path for path in engine.paths if path != "/v1/completions"} == {"/v1"}
+
+
 async def test_an_engine_that_falls_silent_is_one_error_after_its_time(adopted, engine, monkeypatch, state, tmp_path):
     monkeypatch.setattr(engine_api.EngineClient.__init__, "__defaults__", (0.5,))
     await publish(adopted.system)
@@ -146,6 +157,7 @@ async def test_a_stop_sequence_ends_the_stream_at_the_engine(adopted, engine):
     engine.step_s = 0.005
     texts, events = await adopted.stream("long", max_tokens=10_000, stop="w3")
     assert "".join(texts) == "w0 w1 w2 "
+    assert engine.bodies[-1].keys() == {"model", "prompt", "max_tokens", "stop", "stream", "stream_options"}
     assert events[-1].choices[0].finish_reason == "stop"
     await until(lambda: engine.running == 0 and not load(adopted), 2.0)
 

@@ -30,6 +30,7 @@ class Engine:
     running: int = 0
     left: int = 0  # streams whose client left before their end
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     address: str = ""
     server: asyncio.Server | None = None
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -60,6 +61,7 @@ class Engine:
     async def _answer(
         self, path: str, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        self.paths.append(path)
         if not path.endswith("completions"):
             _reply(writer, 200 if path == "/v1/models" else 404, "application/json", '{"data": []}')
             return

@@ -30,6 +30,7 @@ EVENTS: Final = b"text/event-stream; charset=utf-8"
 STATUS: Final = {
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.ABORTED: 503,
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.INTERNAL: 500,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
