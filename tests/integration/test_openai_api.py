@@ -125,6 +125,11 @@ async def test_stops_are_found_across_tokens_and_end_the_stream_on_its_slice(cli
         model=CHAT, prompt="sea", max_tokens=40, stop=stop, extra_body={"ignore_eos": True}
     )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
+    late = {"ignore_eos": True, "min_tokens": 20}
+    [(text, tokens, reason)] = engine_family.answer(1, "sea", max_tokens=40, stop=stop, **late)
+    answer = await client.completions.create(model=CHAT, prompt="sea", max_tokens=40, stop=stop, extra_body=late)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, reason)
+    assert answer.usage.completion_tokens == tokens > 20
 
 
 async def test_a_family_with_one_whole_answer_is_answered_as_well(client):

@@ -118,7 +118,7 @@ class TextAnswer:
         self.variant = ""
         self.receipt: dict[str, Any] = {}
         self._text = AnswerText(asked.stops)
-        self._most = asked.max_tokens
+        self._most, self._least = asked.max_tokens, asked.sampling.get("min_tokens", 0)
         self._prompt_bytes = len(prompt.encode("utf-8", "replace"))
         self._prompt_tokens: int | None = None
         self._tokens = 0
@@ -143,7 +143,9 @@ class TextAnswer:
         self._count(response, api)
         reason = _first(told.get(REASON))
         self._reason = reason if reason not in (None, "", "None") else self._reason
-        return self._text.add(str(_first(piece) or "").encode("utf-8", "surrogateescape"))
+        data = str(_first(piece) or "").encode("utf-8", "surrogateescape")
+        may_stop = not self._least or self._tokens > self._least  # as vLLM: not up to `min_tokens`
+        return self._text.add(data, may_stop)
 
     def end(self) -> str:
         """Text that was kept back, once the answer has ended.

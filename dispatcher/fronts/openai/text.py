@@ -16,12 +16,13 @@ class AnswerText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
-    def add(self, data: bytes) -> str:
-        """Text that these bytes make certain."""
+    def add(self, data: bytes, may_stop: bool = True) -> str:
+        """Text that these bytes make certain. `may_stop`: whether a stop sequence that is complete now counts."""
         if self.stopped:
             return ""
         text = self._held + self._decoder.decode(data)
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        stops = self._stops if may_stop else ()
+        found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
         if found:  # the one that was complete first
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]

@@ -39,6 +39,12 @@ def test_a_text_is_the_same_however_it_is_cut(text, stops, places):
     assert made.add(b"more") == "" or not made.stopped
 
 
+def test_a_stop_sequence_counts_where_it_ends():
+    made = AnswerText(["ab"])
+    assert [made.add(b"xab", may_stop=False), made.add(b"a", may_stop=False), made.stopped] == ["xab", "", False]
+    assert [made.add(b"b!"), made.end(), made.stopped] == ["", "", True]
+
+
 @given(st.binary(max_size=20), st.sets(st.integers(0, 60), max_size=8))
 def test_bytes_that_are_no_text_never_come_as_half_a_letter(data, places):
     made = AnswerText([])
