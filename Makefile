@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel sbom notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel sbom notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs e2e-llm reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -163,6 +163,9 @@ e2e-chart: setup  ## the Helm chart: lint, schemas, then the rendered trial play
 e2e-security: setup  ## attacks on those hosts, from inside a slice, from the network and in Redis; then on images and containers of docker-compose.yml (fifteen minutes; as root; IMAGES_ARGS=--no-build)
 	$(BIN)/python -m benchmarks.security $(ARGS)
 	$(BIN)/python -m benchmarks.security_images $(IMAGES_ARGS)
+
+e2e-llm: setup .venv-engines/.ready  ## vLLM, Transformers' server and llama.cpp's, adopted and asked: 1,000 streams each, clients that leave, joules, a kill (twenty minutes; ARGS='--engines llama --streams 100')
+	$(BIN)/python -m benchmarks.llm $(ARGS)
 
 e2e-jobs: setup  ## 100,000 items of a job beside 30 requests/s on real Tritons: p95 with and without, then kills, Redis emptied, a full disk (half an hour; the disk as root; ARGS='--items 4000 --rounds 1')
 	$(BIN)/python -m benchmarks.jobs_served $(ARGS)

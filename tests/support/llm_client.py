@@ -129,8 +129,9 @@ def by_triton(target: str, model: str) -> Ask:
                 pieces.append(text.reshape(-1)[0].decode())
                 tokens += int(result.as_numpy("num_output_tokens").sum())
                 reason = result.as_numpy("finish_reason").reshape(-1)[0].decode()
-                prompted = int(result.as_numpy("num_input_tokens").reshape(-1)[0])
-                answer = Answer(tuple(pieces), None if reason == "None" else reason, tokens, prompted)
+                prompted = result.as_numpy("num_input_tokens")  # an engine that is adopted tells them at the end
+                read = None if prompted is None else int(prompted.reshape(-1)[0])
+                answer = Answer(tuple(pieces), None if reason == "None" else reason, tokens, read)
             return answer
 
     return ask

@@ -2,7 +2,7 @@
 
 `llm_model.py make FOLDER`: a Llama of 3 M random weights and a tokenizer trained on the standard library, as Hugging
 Face's files (FOLDER/tiny) and as GGUF (FOLDER/tiny.gguf). Weights are large, so that at temperature 0 each prompt has
-another text and no two tokens are nearly equally likely; the end token is likely enough that one answer in three ends.
+another text and no two tokens are nearly equally likely; answers of a hundred tokens often end by themselves.
 `llm_model.py judge`: JSON list of sampling parameters on stdin; on stdout a list of true (vLLM takes them) and false.
 """
 
@@ -52,7 +52,7 @@ def make(folder):
         pad_token_id=0, tie_word_embeddings=False, initializer_range=0.4,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(torch.float32).eval()
-    model.lm_head.weight.data[END] *= 1.8
+    model.lm_head.weight.data[END] *= 1.4
     model.save_pretrained(folder)
 
 

@@ -34,6 +34,7 @@ from trefoil.core.fleet import SliceKey, SliceStatus
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.state import entry_order
 
 TREFOIL = Path(sys.executable).parent / "trefoil"
 COMMAND_TIMEOUT_S = 240.0
@@ -256,3 +257,18 @@ async def metered_until(system: SystemClient, at_s: float, timeout_s: float = 60
 
     samples: list[EnergySample] = await until(check, timeout_s, "no energy samples within")
     return samples
+
+
+async def booked(client: SystemClient, tokens: int) -> tuple[dict[str, float], float] | None:
+    """Sums of the only family, to which all is booked, and what counters say until the sample that was booked last."""
+    keys = client.state.keys
+    before = await client.state.fields(keys.accounted())
+    sums: Counter[str] = Counter()
+    for name in await client.state.names(keys.totals_prefix()):
+        sums.update(await client.state.totals(name))
+    counted = 0.0
+    for entry, sample in await client.state.stream(keys.energy(client.launch.node), EnergySample, count=100_000):
+        if entry_order(entry) <= entry_order(before[client.launch.node]):
+            counted += sample.counter_j
+    same = before == await client.state.fields(keys.accounted())
+    return (dict(sums), counted) if same and sums["tokens"] >= tokens else None

@@ -5,7 +5,6 @@ import json
 import queue
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,9 +15,6 @@ import tritonclient.grpc as triton
 from tests.support.generation import FAMILY, NAMES, alone, ask, prompts, request
 from tests.support.perf_analyzer import perf_analyzer
 from tests.support.system import RunningSystem, running_system, until
-from trefoil.cli.system_client import SystemClient
-from trefoil.core.energy import EnergySample
-from trefoil.runtime.state import entry_order
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 COUNTER_ERROR_MAX = 1e-3
@@ -106,7 +102,7 @@ async def test_joules_of_all_tokens_are_the_counters_share(system):
     tokens = sum(await asyncio.gather(*(one(prompt) for prompt, _ in asked)))
     assert tokens > 5 * len(asked)
     async with system.client() as client:
-        booked, counter_j = await until(lambda: _booked(client, tokens), 120.0, "not all tokens are booked within")
+        booked, counter_j = await until(lambda: booked(client, tokens), 120.0, "not all tokens are booked within")
     (found,) = system.ask("report")["families"]
     assert found["joules_per_token"] == pytest.approx(found["joules"] / found["tokens"])
     assert (found["prompt_tokens"], found["ttft_attainment"]) == (None, None), "not counted by it, nothing promised"
@@ -121,21 +117,6 @@ async def test_joules_of_all_tokens_are_the_counters_share(system):
         f"{booked['tokens']:.0f} tokens at {whole_j / booked['tokens']:.4f} J: {whole_j:.2f} J, meters {counter_j:.2f}"
     )
     assert whole_j == pytest.approx(counter_j, rel=COUNTER_ERROR_MAX)
-
-
-async def _booked(client: SystemClient, tokens: int) -> tuple[dict[str, float], float] | None:
-    """Sums of the only family, to which all is booked, and what counters say until the sample that was booked last."""
-    keys = client.state.keys
-    before = await client.state.fields(keys.accounted())
-    sums: Counter[str] = Counter()
-    for name in await client.state.names(keys.totals_prefix()):
-        sums.update(await client.state.totals(name))
-    counted = 0.0
-    for entry, sample in await client.state.stream(keys.energy(client.launch.node), EnergySample, count=100_000):
-        if entry_order(entry) <= entry_order(before[client.launch.node]):
-            counted += sample.counter_j
-    same = before == await client.state.fields(keys.accounted())
-    return (dict(sums), counted) if same and sums["tokens"] >= tokens else None
 
 
 async def test_receipts_of_tokens_follow_the_meters(system):
