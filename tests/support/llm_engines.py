@@ -5,9 +5,9 @@ They are for tests and benchmarks only. All serve the tiny model of `llm_model.p
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,9 +118,12 @@ class Engine:
 
     def kill(self) -> None:
         """End it at once, with all of its processes."""
-        for one in self.processes():
-            os.kill(one.pid, signal.SIGKILL)
-        self._process.wait()
+        while found := self.processes():
+            for one in found:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            self._process.poll()
+            CLOCK.block(0.02)
 
 
 def judge(cases: Sequence[dict[str, object]]) -> list[bool]:
