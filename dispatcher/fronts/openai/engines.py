@@ -69,8 +69,8 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
     most = asked.max_tokens or _default_max_tokens(config) or to_the_end
     stops = list(asked.stops)
     if api == VLLM:
-        # With the stop sequence in the text, it is found here, whatever an engine sends before it has found it. An adopted
-        # engine may refuse the second key (Transformers), or ignore the first.
+        # With the stop sequence in the text, it is found here, whatever an engine sends before it has found it. An
+        # adopted engine may refuse the second key (Transformers), or ignore the first.
         ends: dict[str, Any] = {"stop": stops} if stops else {}
         ends |= {"include_stop_str_in_output": True} if stops and not adopted else {}
         sampling = ({MAX_TOKENS: most} if most else {}) | {**asked.sampling, **ends}
