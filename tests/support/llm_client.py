@@ -183,11 +183,11 @@ def observe(ask: Ask) -> dict[str, Any]:
 
 
 def shape(answer: Answer, stream: bool) -> dict[str, Any]:
-    """Reason, tokens, whether no event is without a token, and whether the prompt was counted."""
+    """Reason, tokens, whether no text is without a token, and whether the prompt was counted."""
     exact = answer.reason == "length"  # an answer that ended by itself has as many tokens as the model likes
     tokens = answer.tokens if exact else answer.tokens and answer.tokens > 0
-    # A server that is busy puts two tokens in one event.
-    events = None if not stream or answer.tokens is None else 1 <= len(answer.pieces) <= answer.tokens
+    # A server that is busy puts two tokens in one event, and some send the reason alone.
+    events = None if not stream or answer.tokens is None else sum(map(bool, answer.pieces)) <= answer.tokens
     return {"reason": answer.reason, "tokens": tokens, "events": events, "prompt": bool(answer.prompt_tokens)}
 
 
