@@ -35,7 +35,7 @@ LESS: Final = "ask for less with --since, --step or --selector"
 TOKEN: Final = "give a token that may read: --token-file, TREFOIL_ASSESS_TOKEN; to Mimir --header X-Scope-OrgID=TEAM"
 PREFIX: Final = "give the path prefix as well, e.g. https://host/prometheus, or the address it redirects to"
 API: Final = "give the address of its API with its path prefix; a login page or Grafana is none"
-REMEDIES: Final = {401: TOKEN, 403: TOKEN, 404: PREFIX, 405: PREFIX, 302: PREFIX}
+REMEDIES: Final = {400: f"correct --selector, or {LESS}", 401: TOKEN, 403: TOKEN, 404: PREFIX, 405: PREFIX, 302: PREFIX}
 
 
 def open_client(
@@ -170,6 +170,12 @@ class Prometheus:
                 for part in self._range(name, at_s, until_s, step_s):
                     found[name, frozenset(part.labels.items())].append(part)
                 at_s += points * step_s
+        if names and not found:
+            why, remedy = (
+                f"no sample within five minutes of any step of {step_s:g} s",
+                "give a smaller --step or --since",
+            )
+            raise InvalidInput(why, field="--step", remedy=remedy)
         return [MetricSeries(name, dict(key), *merged(parts)) for (name, key), parts in found.items()]
 
     def _range(self, name: str, begin_s: float, end_s: float, step_s: float) -> list[MetricSeries]:

@@ -165,6 +165,7 @@ NO_NAMES, NO_MATRIX = "series without names", "nv_energy_consumption: no matrix 
         (ranged(f'[{{"metric":{{}},"values":[[1,1{"0" * 400}]]}}]'), NO_MATRIX),
         (ranged('[{"metric":{},"value":[1,"1"]}]'), NO_MATRIX),
         (ranged("5"), NO_MATRIX),
+        (ranged("[]"), "no sample within five minutes of any step of 5 s. Remedy: give a smaller --step"),
     ],
 )
 def test_another_service_is_told_from_a_prometheus(other, wanted):
@@ -176,8 +177,8 @@ def test_another_service_is_told_from_a_prometheus(other, wanted):
 
 @pytest.mark.parametrize("warnings", ["5", '"no list"', '["store \\u001b[31m down", 7]', '{"a":1}'])
 def test_warnings_of_any_shape_are_kept_without_control_characters(warnings):
-    found, source = read(Api(other=ranged("[]", warnings=warnings)))
-    assert found == []
+    values = f'[{{"metric":{{}},"values":[[{BEGIN_S},"1"]]}}]'
+    _, source = read(Api(other=ranged(values, warnings=warnings)))
     assert source.warnings
     assert all(one.isprintable() for one in source.warnings)
 
