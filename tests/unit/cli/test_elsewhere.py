@@ -43,6 +43,9 @@ class Controller(controller_pb2_grpc.ControllerServicer):
     async def GetObjectives(self, request, context):
         return pb.GetObjectivesResponse(objectives=[codec.to_proto(Objective("digits"))])
 
+    async def GetBudgets(self, request, context):
+        return pb.GetBudgetsResponse()
+
     async def GetReport(self, request, context):
         hour = pb.FamilyHour(family="digits", sums={"requests": 10.0, "joules": 20.0, "grams": 1.0})
         return pb.GetReportResponse(hours=[hour], embodied_lifetime_years=4.0)

@@ -16,7 +16,7 @@ FOUND: dict[str, Any] = {
     "carbon": [], "carbon_ratio": [], "carbon_refused": "", "catalog_refused": "", "disk_trouble": "",
     "models_refused": [], "places_refused": [], "agents_unreached": [], "plans_refused": [],
     "set_aside": [], "files_set_aside": [], "set_aside_here": [],
-    "loans": [], "objectives": [], "decisions": [],
+    "loans": [], "objectives": [], "budgets": [], "decisions": [],
     "served": {"window_s": 60.0, "by_class": []},
     "saving": {
         "since_s": 1_794_999_600.0, "since_start": True, "requests": 0, "joules": None, "grams": None,
