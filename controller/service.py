@@ -151,7 +151,7 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
             )
         named = [*request.objectives, *(each for each in request.budgets if each.family)]
         await self._files.refresh_for([each.family for each in named])
-        catalog, prune, stated = self._files.catalog, request.prune, self._stated_budgets()
+        catalog, prune, stated = self._files.catalog, request.prune, self._loop.settings.stated_budgets
         wanted = [codec.from_proto(each) for each in request.objectives]
         accepted = accept_all(core, wanted, catalog, self._planner, self._loop.settings.pue)
         kept = [codec.from_proto(each) for each in request.budgets]

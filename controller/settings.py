@@ -17,6 +17,7 @@ from trefoil.core.objective import (
     SETTING_NAMES,
     ActMode,
     Budget,
+    BudgetKey,
     Objective,
     ObjectiveMode,
     TokenSlo,
@@ -498,10 +499,14 @@ class ControllerSettings(ServiceSettings, ControlSettings):
         names = [o.family for o in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError("one objective a family")
-        keys = [one.stated().key for one in self.budgets]
-        if len(set(keys)) < len(keys):
+        if len(self.stated_budgets) < len(self.budgets):
             raise ValueError("one budget a tenant and family")
         return self
+
+    @property
+    def stated_budgets(self) -> dict[BudgetKey, Budget]:
+        """Budgets by tenant and family."""
+        return {one.key: one for one in (each.stated() for each in self.budgets)}
 
     @property
     def act_mode(self) -> ActMode:

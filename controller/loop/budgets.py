@@ -27,7 +27,7 @@ class BudgetCommands:
         self._declared.refuse("budgets")
         wanted: Budget = codec.from_proto(request.budget)
         await self._files.refresh_for([wanted.family] if wanted.family else [])
-        stated = self._stated_budgets()
+        stated = self._loop.settings.stated_budgets
 
         def change(kept: KeptBudgets) -> KeptBudgets:
             if request.reset:
@@ -46,7 +46,7 @@ class BudgetCommands:
     async def ClearBudget(self, request: Any, context: Any) -> Any:
         """Take a budget away."""
         self._declared.refuse("budgets")
-        key, stated = (request.tenant, request.family), self._stated_budgets()
+        key, stated = (request.tenant, request.family), self._loop.settings.stated_budgets
 
         def change(kept: KeptBudgets) -> KeptBudgets:
             if key not in kept.by_key:
@@ -59,10 +59,6 @@ class BudgetCommands:
     async def GetBudgets(self, request: Any, context: Any) -> Any:
         """Every budget, with what of it is spent, and its rung."""
         return pb.GetBudgetsResponse(budgets=[_wire(one) for one in self._budget_uses()])
-
-    def _stated_budgets(self) -> dict[BudgetKey, Budget]:
-        """Budgets of the settings."""
-        return {one.key: one for one in (each.stated() for each in self._loop.settings.budgets)}
 
     def _budget_uses(self) -> list[BudgetUse]:
         return self._loop.budget_rungs.uses(self._loop.core.budgets.by_key)

@@ -48,10 +48,13 @@ class FilesFolder:
 
     def get(self, name: str, tenant: str) -> FileInfo:
         """A file of a tenant. Raises NotFound."""
-        found = read_state(self.root / name / INFO, _info) if ID.fullmatch(name) else None
+        found = self._found(name)
         if found is None or found.tenant != tenant:
             raise NotFound("is no file of yours", field="file_id", value=name, remedy="GET /v1/files names them")
         return found
+
+    def _found(self, name: str) -> FileInfo | None:
+        return read_state(self.root / name / INFO, _info) if ID.fullmatch(name) else None
 
     def all(self, tenant: str) -> list[FileInfo]:
         """Files of a tenant, the oldest first."""
@@ -77,7 +80,7 @@ class FilesFolder:
         if not self.root.exists():
             return
         for name in os.listdir(self.root):
-            info = read_state(self.root / name / INFO, _info) if ID.fullmatch(name) else None
+            info = self._found(name)
             if info is not None and self.expires_at_s(info) < now_s:
                 self.remove(name, info.tenant)
         sweep(self.root, uploads_older_s)

@@ -208,6 +208,11 @@ class Budget:
         given = ((self.grams_per_day, "g"), (self.joules_per_day, "J"))
         return " and ".join(f"{limit:.12g} {unit} a day" for limit, unit in given if limit)
 
+    def used(self, joules: float, grams: float) -> float:
+        """Part of it that these costs are: of the limit that is nearer to its end."""
+        limits = ((joules, self.joules_per_day), (grams, self.grams_per_day))
+        return max((cost / limit for cost, limit in limits if limit), default=0.0)
+
     @property
     def text(self) -> str:
         """Limits, and what else it says, in words."""

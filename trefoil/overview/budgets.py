@@ -12,15 +12,11 @@ def budget_rows(uses: Iterable[Any]) -> list[dict[str, Any]]:
     found = []
     for use in uses:
         budget: Budget = codec.from_proto(use.budget)
-        spent = {name: getattr(use, name) if use.HasField(name) else None for name in ("grams", "joules")}
-        limits = ((spent["grams"], budget.grams_per_day), (spent["joules"], budget.joules_per_day))
-        used = [cost / limit for cost, limit in limits if limit and cost is not None]
+        metered = use.HasField("joules")
+        spent = {name: getattr(use, name) if metered else None for name in ("grams", "joules")}
+        used = budget.used(use.joules, use.grams) if metered else None
         rung = BudgetRung(use.rung).text
-        found.append(
-            codec.to_plain(budget)
-            | spent
-            | {"used": max(used, default=None), "rung": rung, "free_at_s": use.free_at.seconds}
-        )
+        found.append(codec.to_plain(budget) | spent | {"used": used, "rung": rung, "free_at_s": use.free_at.seconds})
     return found
 
 

@@ -88,9 +88,7 @@ def spent(budget: Budget, hours: Mapping[str, HourSpend], now_s: float) -> Costs
 
 def used_of(budget: Budget, costs: Costs | None) -> float:
     """Part of a budget that is spent; 0 where nothing was metered."""
-    joules, co2 = costs or (0.0, 0.0)
-    limits = ((joules, budget.joules_per_day), (co2, budget.grams_per_day))
-    return max((cost / limit for cost, limit in limits if limit), default=0.0)
+    return budget.used(*costs) if costs is not None else 0.0
 
 
 def rung_of(used: float, before: BudgetRung) -> BudgetRung:

@@ -95,7 +95,7 @@ def settled_budgets(settings: ControllerSettings, kept: KeptBudgets, catalog: Ca
     """
     marks, stored = () if settings.declared else kept.by_command, kept.by_key
     found = {key: one for key, one in stored.items() if key in marks}
-    for position, wanted in enumerate(one.stated() for one in settings.budgets):
+    for position, wanted in enumerate(settings.stated_budgets.values()):
         try:
             accepted = accept_budget(wanted, found, catalog)
         except InvalidInput as error:
@@ -117,12 +117,12 @@ def budget_differences(now: KeptBudgets, wanted: KeptBudgets) -> list[tuple[str,
 
 def budget_overrides(settings: ControllerSettings, kept: KeptBudgets) -> list[str]:
     """Budgets that commands have changed, a line for each with both values."""
-    said = {one.stated().key: one.stated().text for one in settings.budgets}
-    pairs = [(key, one.text if (one := kept.by_key.get(key)) else NONE, said.get(key, NONE)) for key in kept.by_command]
+    now, then = ({key: one.text for key, one in each.items()} for each in (kept.by_key, settings.stated_budgets))
+    pairs = [(key, now.get(key, NONE), then.get(key, NONE)) for key in kept.by_command]
     return [
-        f"budget of {whose_budget(*key)} = {now} by command, {then} in the settings"
-        for key, now, then in pairs
-        if now != then
+        f"budget of {whose_budget(*key)} = {value} by command, {wanted} in the settings"
+        for key, value, wanted in pairs
+        if value != wanted
     ]
 
 
