@@ -20,7 +20,7 @@ from power_agent.runtimes.kubernetes_api import ApiServer
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
 from power_agent.settings import PowerAgentSettings
-from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton, refuse_path, with_backend
+from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.rpc import is_loopback
@@ -138,6 +138,4 @@ def install_triton(settings: PowerAgentSettings, runtime: Runtime) -> TritonInst
         find_triton(settings.triton_binary, settings.triton_environment), wanted, simulated=simulated
     )
     prepare_triton(install)
-    if install.backend == "python":
-        refuse_path(settings.state_dir, "state_dir", "name another one")
     return install

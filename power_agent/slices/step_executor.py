@@ -38,6 +38,7 @@ from power_agent.triton.slice_launch import (
     grpc_port,
     launch_of,
     prepare_slice,
+    repository_name,
 )
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
@@ -64,7 +65,7 @@ NO_INSTALL: Final = TritonInstall(*(Path("/nonexistent"),) * 4)  # of a Triton t
 
 def _started_in(argv: Sequence[str], repository: Path) -> bool:
     """Whether a Triton's command names this repository; where its command is not known it is believed."""
-    return not argv or f"--model-repository={repository.resolve()}" in argv
+    return not argv or f"--model-repository={repository_name(repository)}" in argv
 
 
 class StepExecutor:

@@ -9,7 +9,6 @@ import filecmp
 import importlib.metadata
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +25,6 @@ LOOKED_FOR: Final = (*BACKENDS, ENGINES, *LLM_FILES)
 STUB: Final = "triton_python_backend_stub"
 WHEEL: Final = "nvidia-pytriton"
 PROBE_TIMEOUT_S: Final = 30.0
-_OF_A_SHELL: Final = re.compile(r"[^\w@%+=:,./-]")
 # Asked of the interpreter that Triton's models will run in; it alone knows where its packages and its libpython are.
 PROBE: Final = """
 import ctypes, importlib.metadata, importlib.util, json, pathlib, sys, sysconfig
@@ -164,28 +162,12 @@ def prepare_triton(install: TritonInstall) -> None:
 
     Raises:
         BinaryMissing: no stub for this Python, or no libpython, naming the package that brings it.
-        StartError: wrong numpy or no onnxruntime in the environment, a path that its stubs cannot have, or the
-            installation is not readable and writable.
+        StartError: wrong numpy or no onnxruntime in the environment, or the installation is not readable and writable.
     """
     if install.backend != "python":
         return
     refuse_environment(install)
-    remedy = "name another folder in TREFOIL_TRITON_ENVIRONMENT, then run `trefoil setup triton`"
-    for path in (install.backends, install.environment):
-        refuse_path(path, "triton_environment", remedy)
     _install_stub(install)
-
-
-def refuse_path(path: Path, field: str, remedy: str) -> None:
-    """Refuse a path that the python backend cannot use: it starts its stubs by `bash -c`, with paths unquoted.
-
-    Raises:
-        StartError: a character of it means something to a shell.
-    """
-    for name in (str(path.absolute()), str(path.resolve())):
-        if (odd := _OF_A_SHELL.search(name)) is not None:
-            why = f"has {odd[0]!r}, which Triton's python backend hands to a shell"
-            raise StartError(why, field=field, value=name, remedy=remedy)
 
 
 def refuse_environment(install: TritonInstall) -> None:

@@ -12,6 +12,7 @@ Every version of the family is linked, only one is loaded, so a swap needs no fi
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,6 +60,8 @@ PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
 TENTHS: Final = 10
 SHARED: Final = "_shared"
 SHARED_MEMORY: Final = Path("/dev/shm")
+BACKENDS_LINK: Final = "../.backends"  # from a slice's repository
+_OF_A_SHELL: Final = re.compile(r"[^\w@%+=:,./-]")
 # Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
 PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
 LLM_PASSED_ON: Final = ("VLLM_", "HF_HOME", "HF_HUB_")
@@ -174,6 +177,8 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
         if backend_of(family) in LLM_FILES:
             passed_on = (name for name in os.environ if name.startswith(LLM_PASSED_ON) and not name.endswith(SECRETS))
             more = {name: os.environ[name] for name in passed_on}
+    if backends_name(install.backends) == BACKENDS_LINK:
+        _link(spec.repository / BACKENDS_LINK, install.backends.resolve())
     launch = launch_of(install, spec)
     return replace(launch, env={**more, **launch.env})
 
@@ -207,8 +212,8 @@ def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str
     return (
         str(install.binary),
         f"--id={spec.name}",
-        f"--model-repository={spec.repository.resolve()}",
-        f"--backend-directory={install.backends.resolve()}",
+        f"--model-repository={repository_name(spec.repository)}",
+        f"--backend-directory={backends_name(install.backends)}",
         f"--cache-directory={install.caches.resolve()}",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         "--model-control-mode=explicit",
@@ -227,6 +232,19 @@ def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str
         *((f"--grpc-restricted-protocol={RESTRICTED}:{HEADER}={spec.key}",) if spec.key else ()),
         *(_tls_options(spec.tls) if spec.tls is not None else ()),
     )
+
+
+def repository_name(repository: Path) -> str:
+    """A slice's repository as its Triton's command names it: the python backend starts its stubs by `bash -c`, with
+    paths unquoted. A path that a shell would read otherwise is named from the folder that the Triton starts in."""
+    path = repository.resolve()
+    return str(path) if _OF_A_SHELL.search(str(path)) is None else os.path.join("..", "..", *path.parts[-2:])
+
+
+def backends_name(backends: Path) -> str:
+    """Triton's backends, named likewise: if need be by a link that `prepare_slice` makes."""
+    path = str(backends.resolve())
+    return path if _OF_A_SHELL.search(path) is None else BACKENDS_LINK
 
 
 def _tls_options(files: TritonFiles) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from power_agent.triton.slice_launch import SliceSpec, prepare_slice
 from tests.support.certificates import Authority
 from tests.support.fake_slice import FakeSlice
 from tests.support.ports import free_ports
-from tests.support.triton_process import MODELS, TritonProcess, hosted
+from tests.support.triton_process import MODELS, TritonProcess, hosted, install
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.security.tls import Tls
 
@@ -26,9 +27,9 @@ SMALL, LARGE = hosted(1), hosted(4)
 @contextlib.asynccontextmanager
 async def fake(folder: Path, **secured):
     ports = free_ports(2)
-    install = TritonInstall(Path("t"), Path("b"), Path("c"), folder, "3.11", "1", "1", "", True, "")
+    nowhere = TritonInstall(Path("t"), Path("b"), Path("c"), folder, "3.11", "1", "1", "", True, "")
     spec = replace(SliceSpec("test", folder / "slice", MODELS, [SMALL], ports[0], ports[1], ""), **secured)
-    launch = prepare_slice(install, spec)
+    launch = prepare_slice(nowhere, spec)
     triton = FakeSlice(launch.argv)
     await triton.start()
 
@@ -143,3 +144,16 @@ RESTRICTED = [
     ("TraceSetting", pb.TraceSettingRequest()),
     ("LogSettings", pb.LogSettingsRequest()),
 ]
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+async def test_a_python_model_answers_below_paths_that_a_shell_would_read_otherwise(tmp_path):
+    environment, found = tmp_path / "my $(false) 'environment'", install().backends
+    backends = environment / "pytriton" / "tritonserver" / "backends"
+    shutil.copytree(found, backends)
+    (environment / "nvidia_pytriton.libs").symlink_to(found.parents[2] / "nvidia_pytriton.libs")  # beside it in the wheel
+    folder = tmp_path / "a state; of & mine" / "slices"
+    folder.mkdir(parents=True)
+    async with real(folder, triton=replace(install(), backends=backends)) as (client, _), closing(client()) as server:
+        await server.wait_ready([SMALL], 30)

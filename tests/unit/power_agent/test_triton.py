@@ -20,7 +20,6 @@ from power_agent.triton.installation import (
     find_triton,
     prepare_triton,
     refuse_environment,
-    refuse_path,
     with_backend,
 )
 from power_agent.triton.slice_launch import (
@@ -146,15 +145,23 @@ def test_a_stub_that_cannot_be_read_is_named(install, monkeypatch):
 
 
 @pytest.mark.parametrize("odd", [" ", "$", ";", "'", "(", "&", "\n", "*"])
-def test_a_path_that_a_shell_would_read_otherwise_is_refused(install, tmp_path, odd):
-    folder = tmp_path / f"my{odd}state"
-    with pytest.raises(StartError, match=r"--state-dir = .* which Triton's python backend hands to a shell"):
-        refuse_path(folder, "--state-dir", "name another one")
+def test_a_path_that_a_shell_would_read_otherwise_is_named_from_where_triton_starts(install, tmp_path, source, odd):
     moved = tmp_path / f"my{odd}environment"
     install.backends.parent.rename(moved)
-    with pytest.raises(StartError, match="TREFOIL_TRITON_ENVIRONMENT"):
-        prepare_triton(replace(install, backends=moved / install.backends.name))
-    refuse_path(tmp_path / "mein_Gerät-1.2", "--state-dir", "name another one")
+    install = replace(install, backends=moved / install.backends.name)
+    launch = prepare_slice(install, replace(spec(tmp_path, source), repository=tmp_path / odd / "slices" / "s0"))
+    named = dict(word.split("=", 1) for word in launch.argv if word.startswith(("--model-rep", "--backend-dir")))
+    assert not any(odd in path for path in named.values())
+    assert {name: (launch.cwd / path).resolve() for name, path in named.items()} == {
+        "--model-repository": launch.repository,
+        "--backend-directory": install.backends,
+    }
+
+
+def test_other_paths_are_named_whole(install, tmp_path, source):
+    launch = prepare_slice(install, replace(spec(tmp_path, source), repository=tmp_path / "mein_Gerät-1.2"))
+    assert f"--model-repository={tmp_path}/mein_Gerät-1.2" in launch.argv
+    assert f"--backend-directory={install.backends}" in launch.argv
 
 
 def test_a_python_without_stub_is_told_which_there_are(install):

@@ -122,7 +122,7 @@ class Launcher:
         self._lock.acquire()
         await clean_up(self.paths, self._clock)
         self.system = services.with_one_repository(self.system, self.paths)
-        services.preflight(self.system, self.paths.state_dir, self._clock.now_s())
+        services.preflight(self.system, self._clock.now_s())
         self.launch = services.new_launch(
             self.system, self.paths, self._launch_id, Identity.of_pid(os.getpid()), self._clock.now_s()
         )

@@ -76,14 +76,14 @@ class Service:
     stop_grace_s: float = 8.0
 
 
-def preflight(system: System, state_dir: Path, now_s: float) -> None:
+def preflight(system: System, now_s: float) -> None:
     """Check all that can be known to be wrong before a process is started.
 
     Raises:
         TrefoilError: the first thing that is wrong, with its remedy.
     """
     from power_agent.runtimes.confinement import refuse_taken_users
-    from power_agent.triton.installation import find_triton, prepare_triton, refuse_path
+    from power_agent.triton.installation import find_triton, prepare_triton
     from trefoil.cli.run.real_node import check_real_node
 
     check_ports_free(system.listening_ports.all(system.fleet.devices_simulated))
@@ -96,7 +96,6 @@ def preflight(system: System, state_dir: Path, now_s: float) -> None:
         check_ports_free(system.listening_ports.all(gpus))
     else:
         prepare_triton(find_triton(None, triton_environment(system.triton_environment)))
-        refuse_path(state_dir, "--state-dir", "name another one, e.g. --state-dir ~/.trefoil")
     load_catalog(resolve_path(system.family.repository), profile_overrides(system))
     check_served(system)
     check_carbon(system, now_s)
