@@ -300,17 +300,21 @@ async def node_lost(site: Deployment, *, upgraded: bool) -> str:
     not touched, and only requests fail that were in flight on the Tritons that died with it."""
     load, agent = Clients(site), site.containers.id("agent")
     await load.none_failed(site)
-    before, began_s = site.tritons(), CLOCK.monotonic_s()
+    before, began_s = set(site.tritons()), CLOCK.monotonic_s()
     if upgraded:
         await asyncio.to_thread(site.compose, "up", "-d", "--no-deps", "--force-recreate", "node")
     else:
         os.kill(site.containers.pid("node"), signal.SIGKILL)
 
-    async def back() -> bool:
-        return len(site.tritons()) >= len(before)
+    async def back() -> int | None:
+        now = await site.plan()  # carbon and load may have changed it meanwhile
+        planned = sum(len(device.slices) for node in now.plan.nodes for device in node.devices)
+        running = set(site.tritons())
+        done = now.rollout.state == RolloutState.DONE and not running & before and len(running) == planned
+        return planned if done else None
 
     await site.healthy("node", "agent")
-    await site.until("as many Tritons run as before", back)
+    tritons = await site.until("the Tritons of the plan run", back)
     healed_s = CLOCK.monotonic_s() - began_s
     need(site.containers.id("agent") == agent, "the agent's container was replaced")
     answered = load.sums()["answered"]
@@ -318,7 +322,7 @@ async def node_lost(site: Deployment, *, upgraded: bool) -> str:
     sums = await load.stop()
     failed = sum(sums["failed"].values())
     need(failed <= IN_FLIGHT_MAX, f"{failed} of {sums['sent']} failed: {sums['failed']}")
-    return f"{len(before)} Tritons again after {healed_s:.0f} s; {failed} of {sums['sent']} failed"
+    return f"{len(before)} Tritons before, {tritons} after {healed_s:.0f} s; {failed} of {sums['sent']} failed"
 
 
 async def redis_lost(site: Deployment, load: Clients, *, emptied: bool) -> str:
