@@ -152,7 +152,8 @@ async def test_a_python_model_answers_below_paths_that_a_shell_would_read_otherw
     environment, found = tmp_path / "my $(false) 'environment'", install().backends
     backends = environment / "pytriton" / "tritonserver" / "backends"
     shutil.copytree(found, backends)
-    (environment / "nvidia_pytriton.libs").symlink_to(found.parents[2] / "nvidia_pytriton.libs")  # beside it in the wheel
+    libraries = "nvidia_pytriton.libs"  # beside it in the wheel
+    (environment / libraries).symlink_to(found.parents[2] / libraries)
     folder = tmp_path / "a state; of & mine" / "slices"
     folder.mkdir(parents=True)
     async with real(folder, triton=replace(install(), backends=backends)) as (client, _), closing(client()) as server:

@@ -1,6 +1,7 @@
 """Children and what they leave: nothing, whatever they do when asked to stop."""
 
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -106,6 +107,16 @@ async def test_last_lines_are_of_this_start(tmp_path: Path) -> None:
         one = child(tmp_path, f"print({word!r})", "log")
         await one.wait()
     assert one.last_lines() == "second"
+
+
+async def test_last_lines_leave_out_all_the_settings(tmp_path: Path) -> None:
+    settings = json.dumps({"pue": 1.2, "event": "settings", "level": "info"})
+    one = child(tmp_path, f"print({settings!r}); print('it ends')", "log")
+    await one.wait()
+    assert one.last_lines() == "it ends"
+    one = child(tmp_path, f"print({settings!r})", "log")
+    await one.wait()
+    assert one.last_lines() == "(it logged nothing but its settings)"
 
 
 async def test_a_silent_child_is_said_to_be_silent(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from trefoil.runtime import proc
 from trefoil.runtime.clock import Clock
 
 LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
+SETTINGS: Final = '"event": "settings"'
 LAST_LINES: Final = 15
 LINE_CHARACTERS: Final = 500
 PROGRESS: Final = re.compile(r'"level": "(debug|info)"')
@@ -114,8 +115,9 @@ class ChildProcess:
         self._popen.wait()
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """Last lines that this start of the process logged."""
-        return last_log_lines(self.command.log_path, count, self._log_from)
+        """Last lines that this start of the process logged, but for that of all its settings."""
+        lines = last_log_lines(self.command.log_path, count, self._log_from).splitlines()
+        return "\n".join(line for line in lines if SETTINGS not in line) or "(it logged nothing but its settings)"
 
     def last_error(self) -> str:
         """Last of its last lines that does not report progress; a remark where all do."""
