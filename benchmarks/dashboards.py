@@ -47,8 +47,21 @@ NOT_HERE: Final = {
     "TrefoilCertificateEnds": "`trefoil up` speaks no TLS",
     "TrefoilProxyDown": "it has no HAProxy",
     "TrefoilProxyNoDispatcher": "it has no HAProxy",
+    "TrefoilJobsLate": "it has no jobs",
+    "TrefoilGpuError": "none of its devices reports an error",
+    "TrefoilBudgetSpent": "it has no budget",
+    "TrefoilWatchdog": "it always fires",
+    **dict.fromkeys(
+        (
+            "TrefoilTokensLate",
+            "trefoil:token_slo_miss:ratio_rate1h",
+            "trefoil:token_slo_miss:ratio_rate5m",
+            "trefoil:token_slo_budget:ratio",
+        ),
+        "its family makes no tokens",
+    ),
 }
-"""Alerts on metrics that this system does not have, and why."""
+"""Alerts and rules on metrics that this system does not have, and why."""
 
 Answer = Sequence[Mapping[str, Any]]
 
@@ -196,7 +209,7 @@ def ask_all(prometheus: str, minutes: float) -> list[str]:
     for rule in rules:
         alert = rule["type"] == "alerting"
         if rule["name"] in NOT_HERE:
-            print(f"alert {rule['name']} not asked: {NOT_HERE[rule['name']]}")
+            print(f"{rule['name']} not asked: {NOT_HERE[rule['name']]}")
             continue
         answer = ask(prometheus, "query", query=COMPARED.sub(r" \1 bool ", rule["query"]) if alert else rule["query"])
         if not is_finite(answer["result"]):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 
 import pytest
+import uvloop
 
 from tests.support.redis_server import RedisServer
 from trefoil.core import errors
@@ -74,6 +75,26 @@ async def test_a_subscription_whose_connection_timed_out_is_made_anew(redis_serv
     while heard[-1] != "key":
         heard.append(await anext(changes))
     await state.close()
+
+
+@pytest.mark.gate
+def test_no_quiet_poll_counts_as_a_lost_subscription(redis_server: RedisServer, monkeypatch):
+    """uvloop counts in whole milliseconds: a wait for the rest of one ends at once."""
+    made = []
+
+    async def polls() -> None:
+        state = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
+        subscribe = state._client.pubsub
+        monkeypatch.setattr(state._client, "pubsub", lambda: made.append(subscribe()) or made[-1])
+        changes = state.changes(poll_s=0.0204)
+        for _ in range(50):
+            assert await anext(changes) is None
+        await changes.aclose()
+        await state.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(polls())
+    assert len(made) == 1
 
 
 async def test_changes_survive_the_death_of_redis(redis_server: RedisServer):
