@@ -1,8 +1,8 @@
-"""Whatever Redis answers, and whatever stands in it, under load: every error and every key, one after the other.
+"""Whatever Redis answers, under load: every error, one after the other.
 
 Errors that a Redis can be made to give by its own commands come from the real one (OOM, MISCONF, READONLY, NOREPLICAS,
 BUSY, NOPERM); the others (LOADING, NOAUTH, NOSCRIPT, CROSSSLOT, CLUSTERDOWN, garbage for an answer, silence) from a
-relay that the services reach it by. Keys of all kinds are overwritten ten times a second.
+relay that the services reach it by. What happens when keys are overwritten: tests/property/test_any_bytes_in_redis.py.
 """
 
 import asyncio
@@ -17,9 +17,7 @@ import redis.asyncio as redis
 
 from benchmarks.chaos_rows import LASTS_S, SERVICES, Trouble
 from benchmarks.echo_system import EchoSystem
-from trefoil.runtime.keys import Keys
 
-SPOIL_S: Final = 0.1
 GARBAGE: Final = bytes(range(128, 200))
 STANDING_IN: Final = {
     "LOADING": b"-LOADING Redis is loading the dataset in memory\r\n",
@@ -204,47 +202,10 @@ async def repeated(again: Callable[[], Awaitable[object]], every_s: float) -> As
         await asyncio.gather(task, return_exceptions=True)
 
 
-def spoilt(name: str, prefix: Callable[[Keys], str], kind: str, lasts_s: float) -> Trouble:
-    """Trouble by overwriting the keys that begin so."""
-
-    def make(system: EchoSystem) -> AbstractAsyncContextManager[None]:
-        client, state = connect(system), system.client.state
-
-        async def overwrite() -> None:
-            for key in await state.names(prefix(state.keys)):
-                await client.delete(key)
-                await (client.rpush(key, GARBAGE) if kind == "a list" else client.set(key, GARBAGE))
-                await client.publish(state.keys.changed(), key)
-
-        return repeated(overwrite, SPOIL_S)
-
-    return Trouble(f"{name}: {kind}", make, lasts_s)
-
-
 def garbled_hints(system: EchoSystem) -> AbstractAsyncContextManager[None]:
     """Messages that are no text, a hundred times a second."""
     client, channel = connect(system), system.client.state.keys.changed()
     return repeated(lambda: client.publish(channel, GARBAGE), 0.01)
-
-
-KEYS: Final[dict[str, Callable[[Keys], str]]] = {
-    "epoch": lambda keys: keys.epoch(""),
-    "lease": lambda keys: keys.lease(""),
-    "carbon:now": lambda keys: keys.carbon_now_prefix(),
-    "carbon:history": lambda keys: f"{keys.prefix}carbon:history:",
-    "carbon:forecast, ratio, scores": lambda keys: f"{keys.prefix}carbon:",
-    "objective": lambda keys: keys.objective_prefix(),
-    "plan, plan:node": lambda keys: keys.plan(),
-    "rollout": lambda keys: keys.rollout(),
-    "decisions": lambda keys: keys.decisions(),
-    "node": lambda keys: keys.node_prefix(),
-    "energy": lambda keys: keys.energy(""),
-    "receipts": lambda keys: keys.receipts(),
-    "load": lambda keys: keys.load_prefix(),
-    "ack": lambda keys: keys.ack_prefix(),
-    "demand": lambda keys: keys.demand(""),
-    "totals, accounted": lambda keys: keys.totals_prefix(),
-}
 
 
 def troubles(relay: Relay, lasts_s: float = LASTS_S) -> tuple[Trouble, ...]:
@@ -263,5 +224,4 @@ def troubles(relay: Relay, lasts_s: float = LASTS_S) -> tuple[Trouble, ...]:
     found = [Trouble(name, make, lasts_s) for name, make in by_itself.items()]
     for name, answer in STANDING_IN.items():
         found.append(Trouble(name, lambda _, answer=answer: relay.answering(answer), lasts_s))  # type: ignore[misc]
-    found += [spoilt(name, prefix, kind, lasts_s) for name, prefix in KEYS.items() for kind in ("a list", "no UTF-8")]
     return tuple(found)

@@ -181,11 +181,9 @@ async def joules(system: EchoSystem) -> tuple[float, float]:
 
 
 async def _ends_at_s(system: EchoSystem, node: str, entry: str) -> float:
-    """End of the last sample of a node up to an entry of its stream [UTC s]; 0: there is none. One that ends after it
-    was written is a lie, which is not booked."""
+    """End of the last sample of a node up to an entry of its stream [UTC s]; 0: there is none."""
     samples = await system.client.state.tail(system.client.state.keys.energy(node), EnergySample, 100)
-    known = [(entry_order(at), s.ends_at_s) for at, s in samples if entry_order(at) <= entry_order(entry)]
-    return max((ends_at_s for (written_ms, _), ends_at_s in known if ends_at_s <= written_ms / 1e3 + 1.0), default=0.0)
+    return max((s.ends_at_s for at, s in samples if entry_order(at) <= entry_order(entry)), default=0.0)
 
 
 def running_pids(system: EchoSystem) -> dict[str, int]:

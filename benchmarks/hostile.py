@@ -294,50 +294,35 @@ async def slow(address: str, data: bytes, pause_s: float) -> None:
             writer.close()
 
 
-async def deaf(address: str, model: str, at_once: int, pause_s: float = math.inf) -> None:
-    """Ask, so many times each pause, and read nothing of what comes back."""
+async def deaf(address: str, requests: int) -> None:
+    """Ask so many times, and read nothing of what comes back."""
     with contextlib.suppress(OSError):
         _, writer = await opened(address)
         writer.write(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
-        streams = itertools.count(1, 2)
-        while True:
-            for n in itertools.islice(streams, at_once):
-                writer.write(headers(n) + frame(DATA, 1, n, small(model)))
-            await (CLOCK.sleep(pause_s) if math.isfinite(pause_s) else asyncio.Event().wait())
+        for n in range(1, 2 * requests, 2):
+            writer.write(headers(n) + frame(DATA, 1, n, small()))
+        await asyncio.Event().wait()
 
 
-def small(model: str = FAMILY) -> bytes:
+def small() -> bytes:
     """A request as gRPC sends it."""
-    message = request(model=model).SerializeToString()
+    message = request().SerializeToString()
     return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
-def whole(model: str = FAMILY) -> bytes:
+def whole() -> bytes:
     """All that a client with one request sends."""
-    return PREFACE + frame(SETTINGS, 0, 0) + headers(1) + frame(DATA, 1, 1, small(model))
+    return PREFACE + frame(SETTINGS, 0, 0) + headers(1) + frame(DATA, 1, 1, small())
 
 
 async def dribble(at: Addresses, _: Tally) -> None:
     """Write a byte a moment, or read nothing of what was asked for; 100 connections of each kind."""
     post = f"POST /v2/models/{FAMILY}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{".encode()
     many = [slow(at["inference"], whole(), 0.1) for _ in range(100)]
-    many += [deaf(at["inference"], FAMILY, 2) for _ in range(100)]
+    many += [deaf(at["inference"], 2) for _ in range(100)]
     if "rest" in at:
         many += [slow(at["rest"], post, 0.1) for _ in range(100)]
     await asyncio.gather(*many)
-
-
-async def dribble_only(at: Addresses, _: Tally) -> None:
-    """Write a byte a second on each of `clients` connections."""
-    await asyncio.gather(*(slow(at["inference"], whole(at["model"]), 1.0) for _ in range(int(at["clients"]))))
-
-
-async def never_read(at: Addresses, _: Tally) -> None:
-    """Ask every four seconds on each of `clients` connections, one after the other, and never read."""
-    async with asyncio.TaskGroup() as group:
-        for _ in range(clients := int(at["clients"])):
-            group.create_task(deaf(at["inference"], at["model"], 1, 4.0))
-            await CLOCK.sleep(4.0 / clients)
 
 
 async def bombs(at: Addresses, tally: Tally) -> None:
@@ -516,7 +501,7 @@ async def operate(at: Addresses, tally: Tally) -> None:
 
 ATTACKS: Final[Mapping[str, Callable[[Addresses, Tally], Awaitable[None]]]] = {
     "nonsense": send_nonsense, "cancel": cancel, "hurry": hurry, "idle": idle, "flood": flood, "dribble": dribble,
-    "bombs": bombs, "json": send_json, "operate": operate, "dribble only": dribble_only, "never read": never_read,
+    "bombs": bombs, "json": send_json, "operate": operate,
 }  # fmt: skip
 
 

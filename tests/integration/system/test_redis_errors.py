@@ -1,4 +1,4 @@
-"""`make chaos ARGS='--redis'` in short: answers of a real Redis, of a stand-in, and keys that somebody overwrites."""
+"""`make chaos ARGS='--redis'` in short: answers of a real Redis and of a stand-in."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 from benchmarks.chaos import redis_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-WANTED = ("OOM", "READONLY", "LOADING", "plan, plan:node: no UTF-8", "energy: a list", "ack: no UTF-8")
+WANTED = ("OOM", "READONLY", "LOADING")
 
 
 @pytest.mark.timeout(400)
-async def test_no_answer_and_no_value_of_redis_fails_a_request_or_ends_a_process(tmp_path: Path) -> None:
+async def test_no_answer_of_redis_fails_a_request_or_ends_a_process(tmp_path: Path) -> None:
     rows, error_ratio = await redis_rows(3.0, WANTED.__contains__, tmp_path / "redis", print)
     assert [row.what for row in rows] == list(WANTED)
     for row in rows:
