@@ -10,7 +10,7 @@ import pytest
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
-from tests.support.feed_process import TIMEOUT_S, FeedProcess
+from tests.support.feed_process import TIMEOUT_S
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.runtime import codec, rpc
@@ -64,44 +64,6 @@ async def test_publishes_serves_watches_and_ends(feed, own_state):
     assert await own_state.holder("feed:demo") is None, "the role is given back"
 
 
-async def test_serves_without_redis_and_rewrites_what_was_lost(feed, redis_server, own_state):
-    await feed.start(provider="constant", constant__intensity_g_per_kwh=123)
-    first = await until(own_state, lambda _: True)
-    assert (first.intensity_g_per_kwh, first.quality, first.simulated) == (123.0, Quality.STATIC, False)
-    again, took_s = first, []
-    for _ in range(3):
-        redis_server.kill()
-        assert (await feed.ask()).intensity_g_per_kwh == 123.0
-        redis_server.start()
-        answering_s = WallClock().monotonic_s()
-        again = await until(own_state, lambda reading, before=again.epoch: reading.epoch > before)
-        took_s.append(WallClock().monotonic_s() - answering_s)
-        assert again.intensity_g_per_kwh == 123.0
-    assert min(took_s) < 3.0, "1 s on an idle machine; other tests only make it longer"
-    redis_server.flush()
-    last = await until(own_state, lambda reading: reading.epoch > again.epoch)
-    assert last.epoch == again.epoch + 1
-    assert len(await own_state.stream(own_state.keys.carbon_history(SERIES), CarbonReading)) >= 1
-    assert (await feed.end())[0] == 0
-
-
-async def test_starts_without_redis(feed, redis_server, own_state):
-    redis_server.kill()
-    await feed.start()
-    assert (await feed.ask()).epoch == 0
-    async with rpc.channel(f"127.0.0.1:{feed.port}") as channel:
-        stub, request = pb_grpc.CarbonFeedStub(channel), pb.GetZoneHealthRequest()
-        while (await stub.GetZoneHealth(request, timeout=TIMEOUT_S, wait_for_ready=True)).zones[0].redis_answers:
-            await asyncio.sleep(0.02)
-    await asyncio.sleep(1.2)  # two rounds more
-    redis_server.start()
-    assert (await until(own_state, lambda _: True)).epoch == 1
-    code, log = await feed.end()
-    assert code == 0
-    assert log.count("redis does not answer") == 1, "said once, not every half second"
-    assert log.count("redis answers again") == 1
-
-
 async def test_a_restart_goes_on_with_the_same_history_and_a_higher_epoch(feed, redis_server, own_state):
     starts_at_s = round(WallClock().now_s() - 1.0, 3)
     played = {"trace__speedup": 7_200, "trace__step_s": 3_600, "trace__starts_at_s": starts_at_s}
@@ -122,16 +84,6 @@ async def test_a_restart_goes_on_with_the_same_history_and_a_higher_epoch(feed, 
     assert max(history) >= second.starts_at_s - 1e-3, "a feed that holds leaves the history as it was"
 
 
-async def test_an_emptied_redis_and_a_new_process_still_rise(feed, redis_server, own_state):
-    await feed.start()
-    first = await until(own_state, lambda _: True)
-    await feed.end()
-    redis_server.flush()
-    await feed.start()
-    second = await until(own_state, lambda _: True)
-    assert second.epoch == first.epoch + 1, "the disk remembers"
-
-
 async def test_another_replay_replaces_the_history(feed, own_state):
     key = own_state.keys.carbon_history(SERIES)
     now_s = round(WallClock().now_s(), 3)
@@ -144,20 +96,6 @@ async def test_another_replay_replaces_the_history(feed, own_state):
     history = [reading for _, reading in await own_state.stream(key, CarbonReading)]
     assert len(history) == 12 + 1
     assert history[-1].starts_at_s == pytest.approx(now_s - 1, abs=1e-3)
-
-
-async def test_of_two_feeds_of_a_zone_one_publishes(feed, own_state, redis_server, tmp_path, unused_tcp_port_factory):
-    other = FeedProcess(tmp_path / "other", redis_server.url, unused_tcp_port_factory())
-    other.folder.mkdir()
-    await feed.start(provider="constant", constant__intensity_g_per_kwh=100)
-    await until(own_state, lambda _: True)
-    await other.start(provider="constant", constant__intensity_g_per_kwh=200)
-    assert (await other.ask()).intensity_g_per_kwh == 200.0, "the second answers its own callers"
-    assert (await until(own_state, lambda _: True)).intensity_g_per_kwh == 100.0
-    await feed.end()
-    taken = await until(own_state, lambda reading: reading.intensity_g_per_kwh == 200.0)
-    assert taken.epoch == 2
-    await other.end()
 
 
 @pytest.mark.parametrize(

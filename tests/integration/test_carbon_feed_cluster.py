@@ -136,33 +136,6 @@ async def test_one_asks_the_other_follows_and_takes_over(feeds, zone):
         assert (code, "Traceback" in log) == (0, False)
 
 
-async def test_an_emptied_redis_and_one_that_is_away_leave_the_follower_following(feeds, zone, redis_server):
-    first, second = feeds
-    await first.start()
-    await zone.until(lambda reading: reading.rung == Rung.NORMAL)
-    await second.start()
-    await zone.until(lambda reading: reading.starts_at_s > zone.begin_s + 4 * WINDOW_S)
-    before = await zone.history()
-    assert (await second.ask("GB")).epoch == 1
-    redis_server.flush()
-    again = await zone.until(lambda reading: reading.epoch > 1)
-    asked = zone.asked_by("first"), zone.asked_by("second")
-    assert 0 in asked or again.epoch == 2, "whoever was quicker holds the role now"
-    await zone.until(lambda reading: reading.starts_at_s > again.starts_at_s + WINDOW_S)
-    history = [reading.starts_at_s for reading in await zone.history()]
-    assert len(set(history)) == len(history)
-    assert set(history) >= {reading.starts_at_s for reading in before}, "the memory of a process brought it back"
-    redis_server.kill()
-    served = [await feed.ask("GB") for feed in feeds]
-    assert all(reading.provider == "neso" for reading in served)
-    redis_server.start()
-    with_redis = await zone.until(lambda reading: reading.rung == Rung.NORMAL)
-    assert with_redis.starts_at_s >= min(reading.starts_at_s for reading in served), "nobody goes back"
-    assert not [reading for reading in await zone.history() if reading.rung > Rung.SECONDARY]
-    for feed in feeds:
-        assert (await feed.end())[0] == 0
-
-
 async def test_two_zones_of_one_process(feeds, zone):
     (feed, _) = feeds
     more = '[{zone = "own", provider = "constant", factors = "direct", constant = {intensity_g_per_kwh = 41}}]'

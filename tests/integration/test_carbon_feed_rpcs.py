@@ -1,19 +1,17 @@
 """What can be asked of a feed that runs as a process of its own."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 
 import pytest
 
-from carbon_feed.serving.core.change_filter import FLOOR_G_PER_KWH
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from tests.integration.test_carbon_feed import SERIES
 from tests.support.feed_process import TIMEOUT_S, FeedProcess
 from tests.support.redis_server import RedisServer
 from trefoil.core import errors
-from trefoil.core.carbon import CarbonReading, Quality, Rung
+from trefoil.core.carbon import Rung
 from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec, rpc
 
@@ -48,15 +46,6 @@ async def eventually(method, request):
                 return await ask(method, request)
             except errors.Unavailable:
                 await asyncio.sleep(0.05)
-
-
-async def watched(stub, count: int, **fields) -> list[tuple[CarbonReading, str]]:
-    told = []
-    async for one in stub.WatchIntensity(pb.WatchIntensityRequest(zone="demo", **fields), timeout=2 * TIMEOUT_S):
-        told.append((codec.from_proto(one.reading), one.why))
-        if len(told) == count:
-            break
-    return told
 
 
 async def test_everything_can_be_asked_and_nobody_waits(feed, stub):
@@ -99,44 +88,3 @@ async def test_everything_can_be_asked_and_nobody_waits(feed, stub):
         await ask(stub.GetHistory, pb.GetHistoryRequest(zone="GB"))
     code, log = await feed.end()
     assert (code, "Traceback" in log) == (0, False)
-
-
-async def test_watchers_are_told_what_changes_something(feed, stub):
-    await feed.start(trace__speedup=36_000, trace__step_s=3_600)  # an hour of trace every tenth of a second
-    await feed.ask()
-    told = await watched(stub, 6, change_ratio=0.1)
-    assert told[0][1] == "first"
-    for (before, _), (after, why) in itertools.pairwise(told):
-        change = abs(after.intensity_g_per_kwh - before.intensity_g_per_kwh)
-        assert change > 0.1 * max(before.intensity_g_per_kwh, FLOOR_G_PER_KWH)
-        assert why.endswith("since the last announcement")
-
-
-async def test_a_source_that_ends_is_told_at_whatever_ratio(feed, stub):
-    await feed.start(trace__speedup=30_000, trace__step_s=3_600, trace__at_end="stop")  # 72 h in 8.6 s
-    await feed.ask()
-    call = stub.WatchIntensity(pb.WatchIntensityRequest(zone="demo", change_ratio=1), timeout=2 * TIMEOUT_S)
-    async for one in call:
-        if one.reading.quality == Quality.CARRIED:
-            assert one.why == "quality estimated -> carried"
-            break
-    with pytest.raises(rpc.grpc.aio.AioRpcError, match=r"change_ratio = 1.5: not a ratio"):
-        await watched(stub, 1, change_ratio=1.5)
-
-
-async def test_two_hundred_watchers_and_who_asks_meanwhile_are_all_answered(feed):
-    await feed.start(trace__speedup=3_600, trace__step_s=3_600)  # an hour of trace a second
-    await feed.ask()
-    options = (("grpc.use_local_subchannel_pool", 1),)
-    channels = [rpc.grpc.aio.insecure_channel(f"127.0.0.1:{feed.port}", options=options) for _ in range(4)]
-    stubs = [pb_grpc.CarbonFeedStub(channel) for channel in channels]
-    watching = [asyncio.create_task(watched(stubs[n % 4], 3)) for n in range(200)]
-    asked = 0
-    while not all(task.done() for task in watching):
-        await ask(stubs[asked % 4].GetMany, pb.GetManyRequest(zones=["demo"]))
-        asked += 1
-    every = [await task for task in watching]
-    assert asked > 0
-    assert all([why for _, why in told] == ["first", "reading", "reading"] for told in every)
-    for channel in channels:
-        await channel.close()

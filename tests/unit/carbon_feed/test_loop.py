@@ -13,7 +13,7 @@ from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from tests.support.failing_disk import ERRORS, FailingDisk
 from trefoil.core import errors
-from trefoil.core.carbon import CarbonReading, Quality, Rung
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
@@ -137,6 +137,20 @@ async def test_an_overtaken_feed_stops_writing_and_comes_back_higher(loop, state
     assert (await stored(state, loop)).epoch == 3
 
 
+async def test_a_feed_that_takes_its_role_again_writes_its_forecast_again(loop, state, clock):
+    await loop.init()
+    await tick(loop)
+    bands = (CarbonBand(NOW_S, NOW_S + 3600.0, 100.0, 200.0, 300.0),)
+    loop.forecasts.adopt(CarbonForecast(loop.series, "blend", NOW_S, bands))
+    for _ in range(2):  # before Redis is emptied, and after
+        await tick(loop)
+        assert await state.get(state.keys.carbon_forecast(loop.series), CarbonForecast)
+        for name in await state.names(state.keys.prefix):
+            await state._client.delete(name)
+        for _ in range(4):
+            await tick(loop)
+
+
 async def test_watchers_get_now_and_each_change(loop, provider):
     await loop.init()
     await tick(loop)
@@ -160,6 +174,19 @@ async def test_a_zone_without_any_reading_is_unavailable_not_zero(loop, provider
     await tick(loop)
     with pytest.raises(errors.NotFound, match=r"zone = 'GB': no such zone. Remedy: use one of: demo"):
         await servicer.GetMany(pb.GetManyRequest(zones=["GB"]), None)
+
+
+async def test_a_process_that_starts_beside_an_emptied_redis_leads_under_a_higher_epoch(loop, state, metrics, tmp_path):
+    await loop.init()
+    await tick(loop)
+    before = (await stored(state, loop)).epoch
+    for name in await state.names(state.keys.prefix):
+        await state._client.delete(name)
+    state._highest_epoch.clear()
+    again = ZoneLoop(CarbonFeedSettings(state_dir=tmp_path), loop._provider, state, loop._clock, metrics)
+    await again.init()
+    await tick(again)
+    assert (await stored(state, again)).epoch > before
 
 
 def test_the_disk_remembers_the_epoch(tmp_path):
