@@ -1,4 +1,5 @@
-"""Clocks and power limits on a simulated node: what the driver has after leases, faults, other hands and kills."""
+"""Clocks and power limits on a simulated node: what the driver has after leases, plans and kills. What the keeper does
+about faults and other hands: tests/unit/power_agent/test_clock_keeper.py."""
 
 import asyncio
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.clock_bench import HANDS, Hand
-from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
+from tests.support.fast_cluster import NODE, FastCluster, Stage
 from tests.support.triton_process import hosted
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
@@ -27,7 +28,6 @@ from trefoil.runtime.state import State
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 GPU = f"{NODE}/gpu0"
-NO_PERMISSION = 4
 RATE = 10.0  # of the agent's clock: a lease of 10 s ends after one
 DEVICES = ("A100-SXM4-40GB", "Tesla P4")
 
@@ -39,12 +39,6 @@ def cluster(stage: Stage, request: pytest.FixtureRequest) -> Iterator[FastCluste
         yield one
     finally:
         one.close()
-
-
-@pytest.fixture(params=HANDS, ids=lambda hand: hand.lever)
-def hand(request: pytest.FixtureRequest) -> Hand:
-    found: Hand = request.param
-    return found
 
 
 def lease(cluster: FastCluster, max_mhz: int, ttl_s: float, holder: str = "test", epoch: int = 1, gpu: int = 0) -> Any:
@@ -83,10 +77,6 @@ def in_force(cluster: FastCluster, hand: Hand) -> float | None:
         return gpu["locked"][1] if gpu["locked"] else None
     limit_w, default_w = gpu["limit_w"]
     return limit_w if limit_w != default_w else None
-
-
-def wish(hand: Hand, number: int, value: int) -> NodePlan:
-    return clocks(number, 0, value) if hand.is_clock else clocks(number, limit_w=float(value))
 
 
 def admin(cluster: FastCluster, verb: str, **args: Any) -> None:
@@ -190,115 +180,6 @@ def test_the_end_of_the_agent_is_the_end_of_its_clocks_and_limits(cluster, numbe
     cluster.settle(wanted)
     assert (locked(cluster), in_force(cluster, limit)) == ([210, 900], 250.0)  # the plan's; the lease is gone
     assert device(cluster).clock_lease is None
-
-
-@pytest.mark.parametrize("where", [BEFORE, AFTER])
-def test_an_agent_that_dies_beside_its_journal_entry_leaves_nothing_set(cluster, hand, where):
-    awake(cluster)
-    cluster.until(lambda: cluster.status().epoch > 0, "its own lease: that is an entry too")
-    for write, ttl_s in ((1, 500.0), (2, 20.0)):  # the entry before the lock; the entry after the reset
-        cluster.arm(write, where)
-        ask(
-            cluster, hand.lease(hand.values[0], "test"), ttl_s
-        )  # longer than a machine stands still: a lease that ends before its lock has no entry
-        cluster.until(lambda: cluster.died, "its death")
-        assert cluster.reap_agent() == -signal.SIGKILL
-        assert in_force(cluster, hand) is None
-        assert bool(cluster.journal_state().overrides) == ((write, where) in ((1, AFTER), (2, BEFORE)))
-        cluster.arm(0, 0)
-        cluster.start_agent()
-        cluster.until(lambda: cluster.journal_state().overrides == {}, "a clean journal")
-        assert in_force(cluster, hand) is None
-
-
-def test_a_board_that_takes_no_limit_after_all_says_so_and_the_rest_of_its_plan_is_carried_out(cluster):
-    awake(cluster)
-    fault = {"symbol": "nvmlDeviceSetPowerManagementLimit", "times": 1000, "code": NO_PERMISSION}
-    cluster.client.call("admin", verb="fault", args=fault)
-    wanted = clocks(2, 0, 900, limit_w=250.0)
-    cluster.apply(wanted)
-    cluster.settle(wanted)
-    assert locked(cluster) == [210, 900]
-    (why,) = (each for each in cluster.status().missing if each.startswith("power_limit gpu0: "))
-    assert "could not set the power limit to 250 W: Insufficient Permissions" in why
-    assert "Remedy: run the power agent as root or with CAP_SYS_ADMIN" in why
-    code, text = refused(cluster.apply, clocks(3, limit_w=200.0))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert "device node0/gpu0.power_limit_w = 200.0: power limit cannot be set here" in text
-    assert set(cluster.journal_state().overrides) == {(GPU, "clock")}
-
-
-def test_an_unknown_error_is_reported_and_overcome(cluster):
-    awake(cluster)
-    cluster.client.call("admin", verb="fault", args={"symbol": "nvmlDeviceSetGpuLockedClocks", "times": 4})
-    lease(cluster, 600, 500.0)
-    cluster.until(lambda: bool(device(cluster).drift), "the report")
-    (text,) = device(cluster).drift
-    assert text.startswith("clocks cannot be set to 210-600 MHz: node0/gpu0: could not lock clocks")
-    assert "NVML 999" in text
-    cluster.until(lambda: locked(cluster) == [210, 600], "the slow retry")
-    cluster.until(lambda: not device(cluster).drift, "the end of the report")
-
-
-def test_a_power_cap_and_a_foreign_hand_are_seen_and_not_fought(cluster):
-    wanted = clocks(1, 0, 1200)
-    admin(cluster, "set_power_limit", watts=100.0)
-    cluster.apply(wanted)
-    cluster.settle(wanted)
-    admin(cluster, "foreign_load", watts=250.0)
-    cluster.until(lambda: bool(device(cluster).drift), "the power cap")
-    assert device(cluster).drift == ("clock range 210-1200 MHz is not honoured: software_power_cap",)
-    admin(cluster, "foreign_load", watts=0.0)
-    cluster.until(lambda: not device(cluster).drift, "the end of the cap")
-    none = clocks(2)
-    cluster.apply(none)
-    cluster.settle(none)
-    admin(cluster, "lock_clocks", min_mhz=300, max_mhz=300)
-    cluster.until(lambda: bool(device(cluster).drift), "the foreign lock")
-    assert device(cluster).drift == ("clocks are locked, and not by this agent",)
-    assert locked(cluster) == [300, 300]
-    assert cluster.end_agent() == 0
-    assert locked(cluster) == [300, 300]
-    cluster.start_agent()
-
-
-@pytest.mark.parametrize("persistence", [True, False])
-def test_a_driver_that_was_loaded_again_has_what_the_plan_asks_and_nothing_of_a_dead_agent(cluster, hand, persistence):
-    admin(cluster, "set_persistence", enabled=persistence)
-    wanted = wish(hand, 1, hand.values[1])
-    cluster.apply(wanted)
-    cluster.settle(wanted)
-    was = cluster.status().driver_load_id
-    cluster.client.call("admin", verb="reload_driver", args={})
-    cluster.until(lambda: cluster.status().driver_load_id != was, "the reload to be noticed")
-    cluster.until(lambda: in_force(cluster, hand) == hand.values[1], "what the plan asks")
-    none = clocks(2)
-    cluster.apply(none)
-    cluster.settle(none)
-    ask(cluster, hand.lease(hand.values[0], "test"), 500.0)
-    cluster.until(lambda: in_force(cluster, hand) == hand.values[0], "the lease")
-    cluster.kill_agent()
-    cluster.client.call("admin", verb="reload_driver", args={})
-    assert (in_force(cluster, hand) is not None) == persistence
-    cluster.start_agent()
-    cluster.until(lambda: cluster.journal_state().overrides == {}, "a clean journal")
-    assert in_force(cluster, hand) is None
-
-
-def test_nothing_is_called_on_a_lost_gpu_until_it_is_back(cluster):
-    wanted = clocks(1, 0, 900)
-    cluster.apply(wanted)
-    cluster.settle(wanted)
-    admin(cluster, "lose")
-    cluster.until(lambda: device(cluster).state == DeviceState.LOST, "the loss")
-    code, text = refused(lease, cluster, 600, 5.0)
-    assert (code, "the device is lost" in text) == (grpc.StatusCode.UNAVAILABLE, True)
-    cluster.until(lambda: any("let go of it" in entry for entry in cluster.status().missing), "it to be let go of")
-    with cluster.paused():
-        admin(cluster, "reset")
-        assert locked(cluster) is None
-    cluster.until(lambda: locked(cluster) == [210, 900], "its range after the reset")
-    cluster.until(lambda: device(cluster).state == DeviceState.AWAKE, "its return")
 
 
 class Reports:

@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import pytest
-import redis
 
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.fast_agent import Page
@@ -18,13 +17,11 @@ from tests.support.ports import free_ports
 from tests.support.simulated_driver import is_reset
 from tests.support.triton_process import hosted
 from trefoil.core.common import Revision
-from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.device_types import WHOLE, device_type, slice_type
 from trefoil.core.fleet import DeviceState, DeviceStatus, SliceKey, SliceState, SliceStatus
-from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
+from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import sealed
 from trefoil.runtime import codec
-from trefoil.runtime.keys import Keys
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -80,14 +77,6 @@ class Bench:
 
     def preview(self, plan: NodePlan) -> Any:
         return self.cluster.stub.PreviewPlan(power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(plan)), timeout=20)
-
-    def put(self, key: str, value: Any) -> None:
-        with redis.Redis(unix_socket_path=str(self.stage.redis.socket)) as client:
-            client.set(key, codec.encode(value))
-
-    @property
-    def keys(self) -> Keys:
-        return Keys(self.cluster.folder.name)
 
 
 @pytest.fixture
@@ -172,27 +161,6 @@ def test_mig_mode_is_switched_on_where_that_is_asked_for_and_else_the_remedy_is_
 
 
 # --- trouble ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_instance_in_use_is_named_and_stays_failed_until_its_holder_lets_go_while_neighbours_go_on(bench):
-    one = bench(A100)
-    held, next_to_it = one.part(0, "1g.5gb", 0), one.part(0, "2g.10gb", 2)
-    one.go(held)
-    one.cluster.client.admin("leak_handle", index=0, start=0)
-    plan = one.plan(next_to_it)
-    one.cluster.apply(plan)
-    one.cluster.until(lambda: one.state(next_to_it.key) == SliceState.READY, "the neighbour")
-    one.cluster.until(lambda: one.state(held.key) == SliceState.FAILED, "the slice to be given up")
-    why = one.slice(held.key).why
-    assert why.startswith("destroy_gi")
-    assert "DCGM" in why
-    for _ in range(20):  # stable, and reported as such, through the slow retries
-        assert (one.slice(held.key).state, one.slice(held.key).why) == (SliceState.FAILED, why)
-        assert one.cluster.status().applied != plan.revision
-        time.sleep(0.02)
-    one.cluster.client.admin("release_handles", index=0)
-    one.settled(plan)
-    assert one.slice(held.key) is None
 
 
 def test_half_an_instance_is_completed_and_a_process_without_one_is_ended(bench):
@@ -290,37 +258,3 @@ def test_a_device_out_of_service_is_left_by_plan_or_emptied_and_comes_back_on_re
     one.cluster.until(lambda: one.state(parts[0].key) == SliceState.READY, "the slice to be back")
     assert plan.digest == kept.digest
     one.settled(kept)
-
-
-def test_what_is_routed_to_still_is_stopped_only_after_an_ack_younger_than_its_draining(bench):
-    one = bench(A100, drain_timeout_s=1e6)
-    part = one.part(0, "3g.20gb", 4)
-    plan = one.go(part)
-    target = RouteTarget(part.key, part.hosted[0].variant, 0, 1.0, 2)
-    one.put(one.keys.plan(), Plan(plan.revision, routes=(Route("digits", "weighted", "fifo", (target,)),)))
-    old = TableAck("test", 0, plan.revision, (SliceLoad(part.key, 0),), time.time() + 0.2)
-    one.put(one.keys.ack("test", 0), old)
-    one.drain(why="maintenance")
-    one.cluster.until(lambda: "has not said since" in one.slice(part.key).why, "the drain, known to all")
-    time.sleep(0.5)
-    found = one.slice(part.key)
-    assert (found.state, "has not said since" in found.why) == (SliceState.DRAINING, True)
-    one.put(one.keys.ack("test", 0), replace(old, slices=(SliceLoad(part.key, 3),), observed_at_s=time.time() + 1))
-    one.cluster.until(lambda: "3 requests in flight" in one.slice(part.key).why, "the requests to be seen")
-    one.put(one.keys.ack("test", 0), replace(old, observed_at_s=time.time() + 1))
-    one.cluster.until(lambda: one.slice(part.key) is None, "the stop")
-
-
-def test_a_cordon_of_an_overtaken_controller_or_of_no_device_is_refused(bench):
-    one = bench(A100)
-    for epoch in (1, 2):  # each the next: a leader that Redis does not know may not go further
-        one.cluster.apply(one.plan(epoch=epoch))
-    with pytest.raises(grpc.RpcError, match="epoch = 1: a newer controller, of epoch 2, is obeyed") as error:
-        one.drain(epoch=1)
-    assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    with pytest.raises(grpc.RpcError, match="no such device") as error:
-        one.drain(f"{NODE}/gpu9", epoch=2)
-    assert error.value.code() == grpc.StatusCode.NOT_FOUND
-    with pytest.raises(grpc.RpcError, match="patience_s"):
-        one.drain(epoch=2, patience_s=-1)
-    assert not one.device(0).cordon

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 import time
 import urllib.request
 from collections import Counter
@@ -19,7 +18,7 @@ from power_agent.devices.inventory import Inventory
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
 from tests.support.awake import Awake
-from tests.support.simulated_driver import create_slice, destroy_slice, is_reset
+from tests.support.simulated_driver import create_slice, destroy_slice
 from trefoil.core.accounting import active_j, check_conservation
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad
@@ -376,43 +375,6 @@ async def test_an_agent_killed_in_the_middle_of_a_repartition_finishes_it(cluste
     assert (await cluster.node()).devices[0].drift == ()
 
 
-async def test_a_plan_that_is_overtaken_while_it_starts_leaves_nothing_behind(cluster):
-    await run(cluster)
-    await cluster.apply(plan(*(planned("1g.5gb", start, 1) for start in range(4))))
-    await until(lambda: _any_starting(cluster), 60)
-    wanted = plan(planned("3g.20gb", 0, 2))
-    await cluster.apply(wanted)
-    await cluster.settled(wanted, BOOT_S)
-    await cluster.ready(key("3g.20gb", 0))
-    assert len(cluster.tritons()) == 1
-
-
-async def _any_starting(cluster: AgentCluster) -> bool:
-    return any(part.state == SliceState.STARTING for part in (await cluster.slices()).values())
-
-
-async def test_a_lost_gpu_is_fenced_and_used_again_after_its_reset(cluster):
-    other = key("7g.40gb", 0, 1)
-    await run(cluster, planned("7g.40gb", 0, 1), planned("7g.40gb", 0, 1, gpu=1))
-    before = (await cluster.slices())[WHOLE]
-    cluster.client.admin("lose", index=1)
-
-    async def fenced() -> bool:
-        return (await cluster.node()).devices[1].state == DeviceState.LOST and not _runs(cluster, other)
-
-    await until(fenced, 60)
-    assert await state_of(cluster, other) == SliceState.FAILED
-    with pytest.raises(PlanError, match="LOST"):
-        await cluster.apply(plan(planned("7g.40gb", 0, 1), planned("7g.40gb", 0, 2, gpu=1)))
-    await until(lambda: is_reset(cluster.client, 1), 60)
-    await cluster.ready(WHOLE, other, timeout_s=BOOT_S)
-    assert (await cluster.slices())[WHOLE].since_s == before.since_s
-
-
-def _runs(cluster: AgentCluster, part) -> bool:
-    return any(one.tag.startswith(f"{part.name}.g") for one in cluster.tritons())
-
-
 async def test_sleep_leaves_nothing_and_waking_takes_its_time(cluster):
     await run(cluster)
     status = await cluster.node()
@@ -434,33 +396,6 @@ async def test_sleep_leaves_nothing_and_waking_takes_its_time(cluster):
     watch.cancel()
     assert time.monotonic() - started_s > 1.0  # wake_s of the device type
     assert DeviceState.WAKING in seen
-
-
-async def test_a_driver_that_was_loaded_again_gets_its_slices_back(cluster):
-    await run(cluster, planned("7g.40gb", 0, 1))
-    before = (await cluster.slices())[WHOLE]
-    assert cluster._node is not None
-    cluster._node.kill()
-    cluster._node.wait()
-
-    async def missing() -> bool:
-        return any(entry.startswith("node: ") for entry in (await cluster.node()).missing)
-
-    await until(missing, 60)
-    cluster.start_node()
-
-    async def rebuilt() -> bool:
-        part = (await cluster.slices()).get(WHOLE)
-        return part is not None and part.state == SliceState.READY and part.generation > before.generation
-
-    await until(rebuilt, BOOT_S)
-
-    async def told() -> bool:
-        resets = [sample.counter_resets for sample in await cluster.samples() if sample.device == f"{NODE}/gpu0"]
-        missing = (await cluster.node()).missing
-        return resets[-1] >= 1 and not any(entry.startswith(("node: ", "driver: ")) for entry in missing)
-
-    await until(told, 60)
 
 
 async def test_an_agent_that_is_told_to_end_leaves_its_slices_serving(cluster):
@@ -521,19 +456,3 @@ async def test_a_stopped_meter_counts_work_but_no_joules_and_teardown_stops_all(
         assert one.agent.returncode == 0
         assert not process.is_running()
         assert not any(name.startswith(f"trefoil-{WHOLE.name}-{one.port_base}-") for name in os.listdir("/dev/shm"))
-
-
-async def test_without_a_node_it_waits_and_says_so_until_it_is_told_to_end(tmp_path):
-    settings = {"node_socket": f"{tmp_path}/none.sock", "state_dir": tmp_path, "metrics_address": ""}
-    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "power_agent", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(60):
-        while b"waiting for the devices of this node" not in (line := await process.stdout.readline()):
-            assert line, "it has ended"
-        process.send_signal(signal.SIGTERM)
-        await process.stdout.read()
-        assert await process.wait() == 0
-    assert b"simulated: start the node" in line

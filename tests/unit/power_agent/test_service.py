@@ -20,7 +20,7 @@ class Agent:
         self.state, self.led = SimpleNamespace(highest_epoch=highest), led
         self.missing: dict[str, str] = {"plan": "refused at the start"}
         node: Any = SimpleNamespace(
-            journal=self, settings=SimpleNamespace(node="node0"), report_missing=self.missing.__setitem__
+            journal=self, settings=SimpleNamespace(node="node0"), report_missing=self.missing.__setitem__, devices=()
         )
         me: Any = self
         self.servicer = PowerAgentServicer(node, me, me, me, self.led_epoch, me)
@@ -91,6 +91,13 @@ async def test_a_controller_that_another_has_overtaken_in_redis_is_refused_befor
         await Agent(2, 3).sends("Apply", 2)
     await Agent(2, None).sends("Apply", 2)
     await Agent(2, 3).sends("SetClocks", 2)  # a person reads the node's highest_epoch_seen
+
+
+@pytest.mark.parametrize("command", ["Drain", "Adopt", "Reset"])
+async def test_an_overtaken_controller_empties_no_device_and_takes_nothing_over(command: str) -> None:
+    request = getattr(pb, f"{command}Request")(epoch=1)
+    with pytest.raises(StaleRevision, match="epoch = 1: a newer controller, of epoch 2, is obeyed"):
+        await getattr(Agent(2, 2).servicer, command)(request, None)
 
 
 @given(
