@@ -1,7 +1,6 @@
 """The controller as a process: real Redis, a fake agent that watches for broken rules, a fake feed and dispatcher."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,14 @@ from controller.__main__ import build
 from controller.loop.decision_records import replay, stored_decisions
 from controller.planners.policy_parts import planner_of
 from protos.controller.v1 import controller_pb2 as pb
-from tests.support.control_plane import TICK_S, ControlPlane
+from tests.support.control_plane import ControlPlane
 from tests.support.planners import layout, plan_of
-from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.objective import ActMode, Objective
-from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, RolloutState
+from trefoil.core.plan import PlannedDevice, PlannedSlice, RolloutState
 from trefoil.core.policies import policy
 from trefoil.runtime import codec, service
 from trefoil.runtime.repository import load_catalog
-from trefoil.runtime.sightings import GLANCE_S
-from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
 BY_CARBON = "tests.support.planners:ByCarbon"
@@ -35,15 +31,10 @@ async def start() -> AsyncIterator[Start]:
     """Starts control planes and ends them; whatever happened, no rule may have been broken on the way."""
     planes: list[ControlPlane] = []
 
-    async def begin(
-        intensity: float = 200.0, settled: bool = True, foreign: bool = False, shown: bool = True, **settings: str
-    ) -> ControlPlane:
-        """`foreign`: an instance of others stands on the first GPU, which the agent's status names if `shown`."""
+    async def begin(intensity: float = 200.0, settled: bool = True, **settings: str) -> ControlPlane:
         plane = ControlPlane(**settings)
         planes.append(plane)
         plane.intensity = intensity
-        plane.agent.shows_foreign = shown
-        plane.agent.foreign = (place("gpu0", "1g.5gb", 0, 1),) if foreign else ()
         await plane.start()
         if settled:
             await plane.until(plane.settled)
@@ -152,39 +143,6 @@ async def test_a_device_out_of_service_is_left_without_a_gap_and_used_again_afte
     await plane.until(used_again)
 
 
-@pytest.mark.gate
-def place(device: str, name: str, start: int, size: int) -> SliceKey:
-    return SliceKey(f"node0/{device}", name, start, size)
-
-
-async def test_what_others_hold_is_planned_around_from_the_start_and_while_it_comes_and_goes(start):
-    plane = await start(policy="base", foreign=True)
-    assert {k.device for k in plane.agent.slices} == {"node0/gpu0", "node0/gpu1"}, "both GPUs serve"
-    assert kinds(plane) == {("7g.40gb", "digits-l"), *((n, "digits-l") for n in ("1g.5gb", "2g.10gb", "3g.20gb"))}
-    answer = await plane.stub.GetPlan(pb.GetPlanRequest())
-    assert answer.places_refused[0].startswith("node0-gpu0-1g.5gb-0: an instance that this agent did not make")
-    plane.agent.foreign = ()
-    await serves(plane, ("7g.40gb", "digits-l"))
-    assert not (await plane.stub.GetPlan(pb.GetPlanRequest())).places_refused
-    assert plane.log.count("HALTED") <= 1, "before the first status said so"
-
-
-async def test_what_an_agent_refuses_is_not_tried_again_until_it_says_otherwise(start):
-    plane = await start(policy="base", settled=False, foreign=True, shown=False)
-    await plane.until(lambda: plane.agent.slices)
-    await plane.until(plane.settled)
-    refused = list(plane.agent.refused)
-    assert refused, "the first plan wanted that place"
-    await asyncio.sleep(3.0)  # three times `retry_s`
-    assert plane.agent.refused == refused, "no plan since has wanted it"
-    answer = await plane.stub.GetPlan(pb.GetPlanRequest())
-    assert "its place holds what this agent did not make" in answer.places_refused[0]
-    plane.agent.cordons["node0/gpu0"] = "looked at"  # the agent reports it otherwise: it may be mended
-    await plane.until(lambda: not any(k.device == "node0/gpu0" for k in plane.agent.slices))
-    plane.agent.foreign, plane.agent.cordons = (), {}
-    await serves(plane, ("7g.40gb", "digits-l"))
-
-
 async def test_a_lent_device_holds_what_is_asked_while_others_serve_and_comes_back(start):
     plane = await start(policy="exact")
     (busy,) = {key.device for key in plane.agent.slices}
@@ -241,6 +199,7 @@ async def test_a_lent_device_holds_what_is_asked_while_others_serve_and_comes_ba
     assert [r for r in (replay(record, planner, made) for record, made in decided) if not r.equal] == []
 
 
+@pytest.mark.gate
 async def test_a_newer_plan_in_the_middle_of_a_rollout_takes_over(start):
     plane = await start(planner=BY_CARBON)
     plane.agent.holds_starts = True
@@ -394,59 +353,6 @@ async def test_sigkill_in_the_middle_of_a_rollout_and_a_restart_converge(start):
     await plane.until(plane._answers)
     await serves(plane, *DIRTY_SLICES)
     assert plane.agent.highest_epoch > epoch
-
-
-async def test_an_emptied_redis_is_written_again_under_a_higher_epoch(start):
-    plane = await start(planner=BY_CARBON)
-    before, key = await plane.plan(), plane.state.keys.plan_node("node0")
-    assert plane.plan_keys.verify(await plane.state.get(key, NodePlan)) == plane.agent.plan
-    plane.redis.flush()
-
-    async def rewritten() -> Plan | None:
-        plan = await plane.state.get(plane.state.keys.plan(), Plan)
-        return plan if plan and plan.revision.epoch > before.revision.epoch else None
-
-    after = await plane.until(rewritten)
-    assert {t.slice for r in after.routes for t in r.targets} == {t.slice for r in before.routes for t in r.targets}
-    assert await plane.state.get(plane.state.keys.objective("digits"), Objective) is not None
-    assert plane.plan_keys.verify(await plane.until(lambda: plane.state.get(key, NodePlan))) == plane.agent.plan
-    await plane.until(plane.settled)
-    assert kinds(plane) == set(CLEAN_SLICES)
-
-
-async def test_an_emptied_redis_stops_nothing_that_a_worker_may_still_send_to(start):
-    plane = await start(planner=BY_CARBON)
-    plane.serving = False  # it goes on routing, and cannot say so: its acknowledgement is lost with everything else
-    # Dead is who was not seen for ACK_TTL_S; seen it was in the round before, which was worth GLANCE_S at most.
-    alive_until_s = time.monotonic() + ACK_TTL_S - GLANCE_S - 2 * TICK_S
-    plane.redis.flush()
-    plane.intensity = 500.0
-
-    asked = Revision()
-    while True:
-        rollout, stands = await plane.rollout(), set(CLEAN_SLICES) <= kinds(plane)
-        if time.monotonic() >= alive_until_s:
-            break
-        assert stands, "nobody has said that the slice is left"
-        if rollout.state == RolloutState.WAITING_ACK:
-            asked = rollout.target
-        # The first rollout under the new epoch only repeats the routes; the plan for 500 g/kWh supersedes it.
-        waits = rollout.state in (RolloutState.WAITING_ACK, RolloutState.SUPERSEDED)
-        assert waits or rollout.target.number != asked.number
-        await asyncio.sleep(0.05)
-    plane.serving = True
-    await serves(plane, *DIRTY_SLICES)
-
-
-async def test_goes_on_after_redis_was_away(start):
-    plane = await start(planner=BY_CARBON)
-    plane.redis.kill()
-    await plane.until(lambda: "blind: nothing is decided" in plane.log)
-    explained = await plane.stub.Explain(pb.ExplainRequest(family="digits"))
-    assert "clean" in explained.why
-    plane.redis.start()
-    plane.intensity = 500.0
-    await serves(plane, *DIRTY_SLICES)
 
 
 async def test_a_lost_device_is_planned_around_and_a_silent_node_is_left_alone(start):

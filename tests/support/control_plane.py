@@ -20,14 +20,13 @@ from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from tests.support.fake_agent import FakeAgent
 from tests.support.ports import free_ports
 from tests.support.redis_server import RedisServer
-from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Rung, Series
+from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, SliceLoad, TableAck
 from trefoil.core.latency import build_histogram
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
 
 SERIES = Series("demo", Method.AVERAGE, Factors.LIFECYCLE)
@@ -50,7 +49,6 @@ digits = 26.0
 [carbon]
 zone = "demo"
 wait_s = 3.0
-rungs_refused = [{refused}]
 [triggers]
 load_hold_s = 3.0
 loss_hold_s = 1.0
@@ -79,7 +77,6 @@ class ControlPlane:
         mode: str = "act",
         planner: str = "",
         horizon_s: float = 600.0,
-        refused: tuple[str, ...] = (),
         redis_port: int = 0,
     ) -> None:
         """`redis_port`: by which controllers reach Redis, each under its own name."""
@@ -89,12 +86,9 @@ class ControlPlane:
         self.state = State.connect(self.redis.url, "default", timeout_s=30.0)
         self.agent = FakeAgent(self.redis.url)
         self.intensity = 300.0
-        self.rung = Rung.NORMAL
         self.rate_per_s = 26.0
         """They come evenly: now and then a few seconds of a random stream look like another load, and start a plan."""
         self.latency_ms = 30.0
-        self.silent_while = ""
-        """A variant: nothing arrives while it alone serves, so that what waits for its requests waits for ever."""
         self._settings = SETTINGS.format(
             url=f"redis://127.0.0.1:{redis_port}/0?client_name=first" if redis_port else self.redis.url,
             folder=self.folder,
@@ -103,19 +97,16 @@ class ControlPlane:
             mode=mode,
             planner=planner,
             horizon=horizon_s,
-            refused=", ".join(f'"{rung}"' for rung in refused),
         )
         key = self.folder / "plan.key"
         key.touch(0o600)
         key.write_text(f"{'k' * 32}\n")
-        self.plan_keys = PlanKeys.read("default", key)
         self._clock = WallClock()
         self._rng = np.random.default_rng(3)
         self._tasks: list[asyncio.Task[None]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
         self.stub = controller_pb2_grpc.ControllerStub(self.channel)
-        self.serving = True
         self.dispatcher_id = "disp-1"
         self._due = 0.0  # of a request that is not whole yet
 
@@ -226,11 +217,10 @@ class ControlPlane:
                 if lease is not None:
                     now_s = self._clock.now_s()
                     reading = CarbonReading(
-                        SERIES, now_s, now_s + 14_400, self.intensity, Quality.MEASURED, observed_at_s=now_s,
-                        rung=int(self.rung), fallback_reason="fake unavailable: made up" if self.rung else "",
-                    )  # fmt: skip
+                        SERIES, now_s, now_s + 14_400, self.intensity, Quality.MEASURED, observed_at_s=now_s
+                    )
                     await self.state.put(lease, self.state.keys.carbon_now(SERIES), reading)
-                    if self.intensity != last and self.rung <= Rung.SECONDARY:
+                    if self.intensity != last:
                         last = self.intensity
                         await self.state.append(lease, self.state.keys.carbon_history(SERIES), reading, 1000)
             await self._clock.sleep(TICK_S)
@@ -240,9 +230,6 @@ class ControlPlane:
         while True:
             await self._clock.sleep(TICK_S)
             now_s = self._clock.now_s()
-            if not self.serving:
-                before_s = now_s
-                continue
             seq += 1
             with contextlib.suppress(Exception):  # Redis may be down in a test
                 plan = await self.state.get(self.state.keys.plan(), Plan)
@@ -258,8 +245,7 @@ class ControlPlane:
 
     def _window(self, plan: Plan, seq: int, before_s: float, now_s: float) -> LoadWindow:
         live = [t for r in plan.routes for t in r.targets if not t.draining]
-        silent = {t.variant for t in live} == {self.silent_while}
-        self._due += 0.0 if silent else self.rate_per_s * (now_s - before_s)
+        self._due += self.rate_per_s * (now_s - before_s)
         arrived = int(self._due)
         self._due -= arrived
         cells = [LoadCell(LoadKey("digits"), arrived=arrived)]

@@ -38,9 +38,6 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
         self.silent = False
         self.holds_starts = False
         self.cordons: dict[str, str] = {}
-        self.foreign: tuple[SliceKey, ...] = ()  # instances of others: no plan is taken that wants their places
-        self.shows_foreign = True  # False: the status is that of an agent which does not say so
-        self.refused: list[str] = []
         self._state = State.connect(url, "default", timeout_s=30.0)
         self._clock = WallClock()
         self._lease: Lease | None = None
@@ -74,12 +71,6 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
             message = f"revision {plan.revision} is older than {newest} or epoch {self.highest_epoch}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message, (("trefoil-error", "StaleRevision"),))
         self.highest_epoch = max(self.highest_epoch, plan.revision.epoch)
-        keys = [part.key for device in plan.devices for part in device.slices]
-        taken = [key.name for key in keys if any(key.overlaps(other) for other in self.foreign)]
-        if taken:
-            self.refused += taken
-            message = f"slices = '{taken[0]}': its place holds what this agent did not make. Remedy: plan around it"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message, (("trefoil-error", "PlanError"),))
         changed = self.plan is None or self.plan.digest != plan.digest
         self.plan = plan
         self.plans.append(plan)
@@ -105,7 +96,6 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
                     slices=tuple(s for k, s in sorted(self.slices.items()) if k.device == name),
                     mig_current=True,
                     cordon=self.cordons.get(name, ""),
-                    foreign=tuple(k for k in self.foreign if k.device == name and self.shows_foreign),
                 )
                 for name, state in sorted(self.devices.items())
             ),

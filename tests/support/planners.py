@@ -1,6 +1,6 @@
 """Planners of a user's own, as `planner = "module:Class"` names them: plain rules whose answers tests can foresee."""
 
-from trefoil.core.brains import Candidate, Decision
+from trefoil.core.brains import Decision
 from trefoil.core.device_types import A100_40GB, slice_type
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
@@ -59,38 +59,3 @@ class ByCarbon:
         if wants > 0.985:
             return Decision(None, why, float("inf"), f"a mean accuracy of {wants} is out of reach")
         return Decision(plan_of(devices, why=why), why, float("inf"))
-
-
-class Measures(ByCarbon):
-    """Measures three layouts on the system in turn, and decides for the last one that met the SLO."""
-
-    KINDS = ((CLEAN, "digits-l"), (DIRTY, "digits-s"), (CLEAN, "digits-m"))
-    REQUESTS_MIN = 50
-
-    def __init__(self):
-        self.told = []
-
-    def asks(self, view):
-        return True
-
-    def ask(self, view, rng):
-        if len(self.told) < len(self.KINDS):
-            return Candidate(self._plan(len(self.told)), f"layout {len(self.told)}", 20.0, self.REQUESTS_MIN)
-        met = [i for i, attained in enumerate(self.told) if attained >= 0.95]
-        self.told = []
-        if not met:
-            return Decision(None, "none met the SLO", float("inf"), "none met the SLO")
-        return Decision(self._plan(met[-1]), f"layout {met[-1]} of {met}", float("inf"))
-
-    def tell(self, candidate, measurement):
-        self.told.append(measurement.measured[0].slo_attainment)
-
-    def memory(self):
-        return {"told": self.told}
-
-    def recall(self, memory):
-        self.told = list(memory["told"])
-
-    def _plan(self, i):
-        kinds, variant = self.KINDS[i]
-        return plan_of({name: layout(slices, variant, name) for name, slices in kinds.items()})
