@@ -20,10 +20,7 @@ LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 MODULES_MAX = 20
 PAIRS_MAX = 10
-OPTIONS = "the options of a command are its declaration: Typer reads them from the signature"
 REASONS = {
-    ("trefoil/cli/demo/command.py", "trefoil/cli/run/commands.py"): OPTIONS,
-    ("trefoil/cli/operate/node.py", "trefoil/cli/operate/node.py"): OPTIONS,
     (
         "dispatcher/routers/single_queue.py",
         "dispatcher/routers/weighted.py",

@@ -1,4 +1,8 @@
-"""Options that several commands take: which system, `--set KEY=VALUE`, the parts of a policy, a plan in a file."""
+"""Options that several commands take: which system or service, `--set KEY=VALUE`, the parts of a policy, a plan in a
+file.
+
+A decorator here gives a command options in place of one of its parameters, which gets what they say.
+"""
 
 import functools
 import inspect
@@ -6,7 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -21,15 +25,6 @@ from trefoil.runtime.state_files import BYTES_MAX
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. carbon.step_s=60.")
 ]
-Planner = Annotated[str, typer.Option("--planner", help="Planner instead of the policy's: a name, or module:Class.")]
-Forecaster = Annotated[
-    str, typer.Option("--forecaster", help="Forecaster instead of the policy's: a name, or module:Class.")
-]
-Router = Annotated[
-    str, typer.Option("--router", help="Router instead of the policy's: a name, or module:Class of your own.")
-]
-Queue = Annotated[str, typer.Option("--queue", help="Queue instead of the policy's: a name, or module:Class.")]
-Governor = Annotated[str, typer.Option("--governor", help="Governor instead of the policy's: a name, or module:Class.")]
 
 Column = Annotated[
     str, typer.Option("--column", help="Column of the trace that counts requests; default: by its header.")
@@ -105,17 +100,76 @@ def _system_options(
 
 
 def of_system(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which system, in place of its parameter `where`."""
+    """Give a command the options that say which system, behind its own, for its parameter `where`."""
+    return _expanded(command, "where", _system_options, last=True)
+
+
+class ServiceAddress(NamedTuple):
+    """Where a command finds one service: at host:port, or in the system that runs in the state directory."""
+
+    target: str = ""
+    ca: Path | None = None
+    state_dir: str = DEFAULT_STATE_DIR
+
+
+RUNNING: Final = ServiceAddress()
+
+
+def of_service(service: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make what gives a command the options that say which service of this kind, for its parameter `where`."""
+
+    def address(
+        target: Annotated[
+            str, typer.Option("--target", help=f"host:port of the {service}; default: the running system's.")
+        ] = "",
+        ca: Annotated[
+            Path | None,
+            typer.Option("--ca", "--tls-ca", help=f"PEM of the authority that signed the {service}'s certificate."),
+        ] = None,
+        state_dir: StateDir = DEFAULT_STATE_DIR,
+    ) -> ServiceAddress:
+        return ServiceAddress(target, ca, state_dir)
+
+    return lambda command: _expanded(command, "where", address)
+
+
+OF_THE_POLICY: Final[dict[str, str]] = {}
+"""Default of `parts`: none is given."""
+
+
+def of_policy(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each part of a policy, for its parameter `parts`: names of those given, by kind."""
+    return _expanded(command, "parts", _part_options)
+
+
+def _part_options(
+    planner: Annotated[str, typer.Option(help="Planner instead of the policy's: a name, or module:Class.")] = "",
+    forecaster: Annotated[str, typer.Option(help="Forecaster instead of the policy's: a name, or module:Class.")] = "",
+    router: Annotated[
+        str, typer.Option(help="Router instead of the policy's: a name, or module:Class of your own.")
+    ] = "",
+    queue: Annotated[str, typer.Option(help="Queue instead of the policy's: a name, or module:Class.")] = "",
+    governor: Annotated[str, typer.Option(help="Governor instead of the policy's: a name, or module:Class.")] = "",
+) -> dict[str, str]:
+    return non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
+
+
+def _expanded(
+    command: Callable[..., None], name: str, read: Callable[..., Any], *, last: bool = False
+) -> Callable[..., None]:
+    """Command with the parameters of `read` in place of its parameter `name`, or behind all others."""
     own = inspect.signature(command, eval_str=True).parameters
-    options = inspect.signature(_system_options, eval_str=True).parameters
+    options = inspect.signature(read, eval_str=True).parameters
 
     @functools.wraps(command)
     def with_options(**values: Any) -> None:
-        where = _system_options(**{name: values.pop(name) for name in options})
-        command(**values, where=where)
+        found = read(**{option: values.pop(option) for option in options})
+        command(**values, **{name: found})
 
     del with_options.__wrapped__  # typer is to see these parameters, not its own
-    parameters = [*(one for name, one in own.items() if name != "where"), *options.values()]
+    at = len(own) if last else list(own).index(name)
+    parameters = [*list(own.values())[:at], *options.values(), *list(own.values())[at:]]
+    parameters = [one for one in parameters if one.name != name]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in parameters}
     return with_options

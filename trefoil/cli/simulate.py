@@ -7,20 +7,17 @@ from typing import Annotated
 import typer
 
 from trefoil.cli.compare import show_comparison
-from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
+from trefoil.cli.options import OF_THE_POLICY, Sets, non_empty, of_policy, parse_sets
 from trefoil.cli.output import AsJson, console, ticking
 from trefoil.core.errors import SettingError
 
 
+@of_policy
 def simulate(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, or one that ships by its name: digits.")],
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's seed.")] = None,
     policy: Annotated[str, typer.Option(help="Policy; default: the scenario's.")] = "",
-    planner: Planner = "",
-    forecaster: Forecaster = "",
-    router: Router = "",
-    queue: Queue = "",
-    governor: Governor = "",
+    parts: dict[str, str] = OF_THE_POLICY,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json, series.csv and report.html.")] = None,
     resume: Annotated[
@@ -36,9 +33,7 @@ def simulate(
     from trefoil.simulator.scenario.inputs import traces_read
     from trefoil.simulator.scenario.schema import Scenario
 
-    overrides = parse_sets(sets) | non_empty(
-        policy=policy, planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor
-    )
+    overrides = parse_sets(sets) | non_empty(policy=policy) | parts
     if seed is not None:
         overrides["seed"] = seed
     if resume and out is None:

@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import grpc
@@ -13,6 +12,7 @@ import typer
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from trefoil.cli.options import ServiceAddress
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.carbon import CarbonReading, Rung, Series
 from trefoil.core.errors import NotFound, SettingError, Unavailable, one_of
@@ -23,10 +23,6 @@ PAGE: Final = 5_000  # intervals that are asked for at a time
 SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)(s|min|h|d)")
 UNIT_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
-Target = Annotated[str, typer.Option("--target", help="host:port of the feed; default: the running system's.")]
-Ca = Annotated[
-    Path | None, typer.Option("--ca", "--tls-ca", help="PEM of the authority that signed the feed's certificate.")
-]
 ZoneArgument = Annotated[
     str, typer.Argument(metavar="[ZONE]", help="Zone, by any name of the registry; default: the only one that is read.")
 ]
@@ -119,11 +115,11 @@ class FeedClient:
         )
 
 
-def with_feed(target: str, ca: Path | None, state_dir: str, work: Callable[[FeedClient], Awaitable[T]]) -> T:
+def with_feed(where: ServiceAddress, work: Callable[[FeedClient], Awaitable[T]]) -> T:
     """Connect to a feed, await one piece of work, and disconnect."""
 
     async def attached() -> T:
-        async with open_service("carbon_feed", target, ca, state_dir) as (address, channel):
+        async with open_service("carbon_feed", *where) as (address, channel):
             return await work(FeedClient(address, pb_grpc.CarbonFeedStub(channel)))
 
     return asyncio.run(attached())

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.options import TimeColumn, TimeUnit
+from trefoil.cli.options import TimeColumn, TimeUnit, of_service
 from trefoil.cli.output import AsJson, console, grid, print_json, slow, writing
 from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
@@ -202,13 +202,8 @@ def _save_png(path: Path, source: str, results: Sequence["Backtest"]) -> None:
     figure.savefig(path, dpi=110, format="png")
 
 
-COMMANDS: Final[dict[str, Callable[..., None]]] = {
-    "now": feed_commands.now,
-    "watch": feed_commands.watch,
-    "forecast": forecast_commands.forecast,
-    "history": forecast_commands.history,
-    "health": feed_commands.health,
-    "zones": feed_commands.zones,
-}
-for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+for _command in (
+    feed_commands.now, feed_commands.watch, forecast_commands.forecast, forecast_commands.history, feed_commands.health,
+):  # fmt: skip
+    app.command()(of_service("feed")(_command))
+app.command()(feed_commands.zones)

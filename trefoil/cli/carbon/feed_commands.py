@@ -10,9 +10,7 @@ from rich.markup import escape
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.cli.carbon.client import (
-    Ca,
     FeedClient,
-    Target,
     ZoneArgument,
     format_duration,
     format_time,
@@ -20,7 +18,8 @@ from trefoil.cli.carbon.client import (
     series_kind,
     with_feed,
 )
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json
+from trefoil.cli.options import RUNNING, ServiceAddress
+from trefoil.cli.output import AsJson, as_json, console, grid, print_json
 from trefoil.core.carbon import CarbonRatio, CarbonReading, Series, ZoneHealth
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.runtime import codec
@@ -36,9 +35,7 @@ def now(
         list[str] | None, typer.Argument(metavar="[ZONE]...", help="By any name; default: all that the feed reads.")
     ] = None,
     window: Annotated[str, typer.Option(help="Of the average that CIR compares with: expanding, 30d, same_hour.")] = "",
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Show the intensity that holds now, where it comes from, how good and how old it is."""
@@ -50,7 +47,7 @@ def now(
         ratios = {s.zone: await _ratio(feed, s.zone, window) for s in series}
         return [codec.from_proto(r) for r in answer.readings], list(answer.missing), ratios
 
-    readings, missing, ratios = with_feed(target, ca, state_dir, gather)
+    readings, missing, ratios = with_feed(where, gather)
     if as_json_:
         document = [_reading(r, now_s) | {"ratio": _ratio_document(ratios[r.series.zone])} for r in readings]
         print_json({"readings": document, "missing": [{"zone": m.series.zone, "why": m.why} for m in missing]})
@@ -120,9 +117,7 @@ def watch(
     ] = None,
     count: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 = go on.")] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Stop after so long; 0 = go on.")] = 0.0,
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")] = False,
 ) -> None:
     """Follow a zone: the reading now, then each that tells something new (a change, another quality or rung)."""
@@ -151,7 +146,7 @@ def watch(
             return  # as long as was asked for
 
     try:
-        with_feed(target, ca, state_dir, follow)
+        with_feed(where, follow)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
@@ -171,9 +166,7 @@ def _announce(reading: CarbonReading, why: str, last: CarbonReading | None, as_j
 
 def health(
     zone: Annotated[str, typer.Argument(metavar="[ZONE]", help="Zone, by any name; default: all.")] = "",
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Show how each zone's feed stands: who asks, its rung, staleness, quota, breaker, forecast and history."""
@@ -183,7 +176,7 @@ def health(
         answer = await feed.call("GetZoneHealth", pb.GetZoneHealthRequest(zone=name))
         return [codec.from_proto(one) for one in answer.zones]
 
-    found = with_feed(target, ca, state_dir, gather)
+    found = with_feed(where, gather)
     if as_json_:
         print_json({"zones": [as_json(one) for one in found]})
         return
@@ -229,8 +222,10 @@ def zones(
     zones_file: Annotated[
         Path | None, typer.Option(help="TOML that adds zones to the shipped ones, as the feed's setting does.")
     ] = None,
-    target: Target = "",
-    ca: Ca = None,
+    target: Annotated[str, typer.Option(help="host:port of the feed; default: the running system's.")] = "",
+    ca: Annotated[
+        Path | None, typer.Option("--ca", "--tls-ca", help="PEM of the authority that signed the feed's certificate.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the grid zones that have a name here, and what providers and clouds call them. Offline without --target."""
@@ -281,4 +276,4 @@ def _of_feed(name: str, target: str, ca: Path | None) -> list[dict[str, Any]]:
         series: Series = codec.from_proto(zone.series)
         return {**values, "polled": zone.polled, "read_as": series_kind(series) if zone.polled else ""}
 
-    return [plain(zone) for zone in with_feed(target, ca, DEFAULT_STATE_DIR, gather)]
+    return [plain(zone) for zone in with_feed(ServiceAddress(target, ca), gather)]

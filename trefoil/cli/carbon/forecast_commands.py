@@ -15,9 +15,7 @@ from rich.markup import escape
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.cli.carbon import scores as carbon_scores
 from trefoil.cli.carbon.client import (
-    Ca,
     FeedClient,
-    Target,
     ZoneArgument,
     format_duration,
     format_time,
@@ -25,7 +23,8 @@ from trefoil.cli.carbon.client import (
     series_kind,
     with_feed,
 )
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json, writing
+from trefoil.cli.options import RUNNING, ServiceAddress
+from trefoil.cli.output import AsJson, as_json, console, grid, print_json, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Quality, Series
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.core.units import HOUR_S
@@ -72,9 +71,7 @@ def forecast(
         Path | None,
         typer.Option(help="FILE.csv (and FILE-scores.csv) or FILE.json: archived forecasts, actuals and scores."),
     ] = None,
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Show the forecast in force with its band, the day before it, and what such forecasts have been worth."""
@@ -96,7 +93,7 @@ def forecast(
         with writing(export, "--export"):
             return view, await _export(export, view, _archived(feed, series, model))
 
-    view, archived = with_feed(target, ca, state_dir, gather)
+    view, archived = with_feed(where, gather)
     past, ahead = _with_now(view), _bands(view.forecast)
     if plot is not None:
         with writing(plot, "--plot"):
@@ -278,9 +275,7 @@ def history(
     rows_max: Annotated[int, typer.Option("--rows", min=1, help="Newest rows of the table; files hold all.")] = 48,
     out: Annotated[Path | None, typer.Option(help="CSV of all of it.")] = None,
     plot: Plot = None,
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Show what is known of the past, or was known at an earlier time, with its revisions if wanted."""
@@ -294,7 +289,7 @@ def history(
         series = await feed.only_series(zone)
         return series, await feed.history(series.zone, from_s, to_s, as_of_s, revisions)
 
-    series, found = with_feed(target, ca, state_dir, gather)
+    series, found = with_feed(where, gather)
     if out is not None:
         with writing(out, "--out"):
             write_csv(

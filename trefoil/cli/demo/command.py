@@ -5,24 +5,13 @@ from typing import Annotated, Final
 
 import typer
 
-from trefoil.cli.options import (
-    Config,
-    Forecaster,
-    Governor,
-    Planner,
-    PortOffset,
-    Queue,
-    Router,
-    Sets,
-    Workers,
-    non_empty,
-    parse_sets,
-)
+from trefoil.cli.options import OF_THE_POLICY, Config, PortOffset, Sets, Workers, non_empty, of_policy, parse_sets
 from trefoil.cli.output import AsJson
 
 DEMO_CONFIG: Final = Path("deploy/config/demo.toml")
 
 
+@of_policy
 def demo(
     config: Config = DEMO_CONFIG,
     out: Annotated[Path, typer.Option(help="Folder for report.json, report.html and each run's series.")] = Path(
@@ -36,11 +25,7 @@ def demo(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Start nothing: only simulate the scenario under its seeds.")
     ] = False,
-    planner: Planner = "",
-    forecaster: Forecaster = "",
-    router: Router = "",
-    queue: Queue = "",
-    governor: Governor = "",
+    parts: dict[str, str] = OF_THE_POLICY,
     workers: Workers = None,
     port_offset: PortOffset = 0,
     sets: Sets = None,
@@ -52,7 +37,7 @@ def demo(
     from trefoil.installation import resolve_path
 
     overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
-    overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
+    overrides |= parts
     if policy:
         checked, own = overrides_against_base(policy, preset), DEMO_CONFIG.with_name(f"demo-{policy}.toml")
         if config == DEMO_CONFIG and resolve_path(own).exists():

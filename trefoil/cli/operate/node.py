@@ -5,8 +5,7 @@ TREFOIL_TOKEN or TREFOIL_TOKEN_FILE, never from the command line, where everyone
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -16,8 +15,8 @@ from rich.markup import escape
 
 import trefoil
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.options import Sets, parse_sets, read_plan
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, power_text, print_json
+from trefoil.cli.options import RUNNING, ServiceAddress, Sets, of_service, parse_sets, read_plan
+from trefoil.cli.output import AsJson, as_json, console, grid, power_text, print_json
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import ClockLease, NodeStatus
@@ -30,10 +29,6 @@ UNIT_SETTINGS: Final = Path("/etc/trefoil/power-agent.toml")
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="One node: its power agent, devices, clocks and joules.")
 
-Target = Annotated[str, typer.Option("--target", help="host:port of the agent; default: the running system's.")]
-Ca = Annotated[
-    Path | None, typer.Option("--ca", "--tls-ca", help="PEM of the authority that signed the agent's certificate.")
-]
 DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="<node>/gpu<i> or <node>/cpu.")]
 
 
@@ -57,9 +52,8 @@ class AgentClient:
         return status
 
 
-@asynccontextmanager
-async def connect_agent(target: str, ca: Path | None, state_dir: str) -> AsyncIterator[AgentClient]:
-    """Connect to a power agent.
+def call_agent(where: ServiceAddress, work: Callable[[AgentClient], Awaitable[T]]) -> T:
+    """Run a coroutine with a client of a power agent.
 
     Raises:
         SettingError: the certificate cannot be read.
@@ -67,23 +61,16 @@ async def connect_agent(target: str, ca: Path | None, state_dir: str) -> AsyncIt
     """
     from protos.power_agent.v1 import power_agent_pb2_grpc
 
-    async with open_service("power_agent", target, ca, state_dir) as (address, channel):
-        yield AgentClient(address, power_agent_pb2_grpc.PowerAgentStub(channel))
-
-
-def call_agent(target: str, ca: Path | None, state_dir: str, work: Callable[[AgentClient], Awaitable[T]]) -> T:
-    """Run a coroutine with a client of a power agent; raises what `connect_agent` does."""
-
     async def connected() -> T:
-        async with connect_agent(target, ca, state_dir) as agent:
-            return await work(agent)
+        async with open_service("power_agent", *where) as (address, channel):
+            return await work(AgentClient(address, power_agent_pb2_grpc.PowerAgentStub(channel)))
 
     return asyncio.run(connected())
 
 
-def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
+def show(where: ServiceAddress = RUNNING, as_json_: AsJson = False) -> None:
     """Show the node: devices, slices, clocks, what the agent can and cannot do here."""
-    status = call_agent(target, ca, state_dir, AgentClient.status)
+    status = call_agent(where, AgentClient.status)
     if as_json_:
         print_json({"node": as_json(status)})
         return
@@ -120,9 +107,7 @@ def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE
 
 def preview(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan as `trefoil plan --json` prints it.")],
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Show the steps that a plan would take on this node; touch nothing."""
@@ -137,7 +122,7 @@ def preview(
                 return await agent.call("PreviewPlan", power_agent_pb2.PreviewPlanRequest(plan=codec.to_proto(node)))
         raise NotFound("the plan has no part for it", field="node", value=name, remedy="give a plan of this cluster")
 
-    answer = call_agent(target, ca, state_dir, dry_run)
+    answer = call_agent(where, dry_run)
     steps = [(codec.from_proto(step.slice), step.verb, step.why) for step in answer.steps]
     if as_json_:
         rows = [{"slice": as_json(key), "verb": verb, "why": why} for key, verb, why in steps]
@@ -155,9 +140,7 @@ def drain(
     ] = 60.0,
     release: Annotated[bool, typer.Option("--release", help="Put it back into service.")] = False,
     wait_s: Annotated[float, typer.Option("--wait", help="Wait up to so many seconds until it is empty.", min=0)] = 0.0,
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Take a device (or the node) out of service without failing a request; --release ends it."""
@@ -171,7 +154,7 @@ def drain(
         status: NodeStatus = codec.from_proto((await agent.call("Drain", request)).node)
         return status if release or not wait_s else await _wait_until_empty(agent, device, wait_s)
 
-    status = call_agent(target, ca, state_dir, change)
+    status = call_agent(where, change)
     devices = [d for d in status.devices if device in ("", d.device)]
     if as_json_:
         print_json({"devices": [as_json(d) for d in devices]})
@@ -209,9 +192,7 @@ NamesArgument = Annotated[
 
 def adopt(
     names: NamesArgument = None,
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Take over what runs on the node and is not proven to be its agent's."""
@@ -223,15 +204,13 @@ def adopt(
         status: NodeStatus = codec.from_proto((await agent.call("Adopt", request)).node)
         return status
 
-    _print_unproven(call_agent(target, ca, state_dir, change), as_json_)
+    _print_unproven(call_agent(where, change), as_json_)
 
 
 def reset(
     names: NamesArgument = None,
     force: Annotated[bool, typer.Option("--force", help="Also what serves: its requests fail.")] = False,
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """End what runs on the node and is not proven to be its agent's, and destroy its instances."""
@@ -243,7 +222,7 @@ def reset(
         status: NodeStatus = codec.from_proto((await agent.call("Reset", request)).node)
         return status
 
-    _print_unproven(call_agent(target, ca, state_dir, change), as_json_)
+    _print_unproven(call_agent(where, change), as_json_)
 
 
 def _print_unproven(status: NodeStatus, as_json_: bool) -> None:
@@ -265,9 +244,7 @@ def clocks(
     ] = 0.0,
     ttl_s: Annotated[float, typer.Option("--ttl", help="Seconds until the default is restored.", min=1)] = 60.0,
     holder: Annotated[str, typer.Option(help="Who holds the lease.")] = "operator",
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Hold a device's clock range, its power limit or both for a bounded time."""
@@ -280,7 +257,7 @@ def clocks(
         request.lease.epoch = (await agent.status()).highest_epoch_seen
         return (await agent.call("SetClocks", request)).lease
 
-    lease = codec.from_proto(call_agent(target, ca, state_dir, change))
+    lease = codec.from_proto(call_agent(where, change))
     if as_json_:
         print_json({"lease": as_json(lease)})
     else:
@@ -296,9 +273,7 @@ def _leased(lease: ClockLease) -> str:
 def unlock(
     device: DeviceArgument,
     holder: Annotated[str, typer.Option(help="Who holds the lease.")] = "operator",
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """End a lease of clocks or power limit before its time."""
@@ -309,7 +284,7 @@ def unlock(
         request = power_agent_pb2.ReleaseClocksRequest(device=device, holder=holder, epoch=epoch)
         await agent.call("ReleaseClocks", request)
 
-    call_agent(target, ca, state_dir, change)
+    call_agent(where, change)
     if as_json_:
         print_json({"released": device})
     else:
@@ -318,9 +293,7 @@ def unlock(
 
 def energy(
     seconds: Annotated[float, typer.Option(help="How long to watch.", min=0)] = 5.0,
-    target: Target = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
 ) -> None:
     """Print energy samples as JSON lines: those that the agent still holds, then each new one."""
     import json
@@ -335,7 +308,7 @@ def energy(
         except TimeoutError:
             return  # as long as was asked for
 
-    call_agent(target, ca, state_dir, watch)
+    call_agent(where, watch)
 
 
 def doctor(
@@ -367,5 +340,6 @@ def doctor(
         raise typer.Exit(1)
 
 
-for _command in (show, preview, drain, adopt, reset, clocks, unlock, energy, doctor):
-    app.command()(_command)
+for _command in (show, preview, drain, adopt, reset, clocks, unlock, energy):
+    app.command()(of_service("agent")(_command))
+app.command()(doctor)

@@ -8,34 +8,19 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli.options import (
-    Config,
-    Forecaster,
-    Governor,
-    Planner,
-    PortOffset,
-    Queue,
-    Router,
-    Sets,
-    Workers,
-    non_empty,
-    parse_sets,
-)
+from trefoil.cli.options import OF_THE_POLICY, Config, PortOffset, Sets, Workers, non_empty, of_policy, parse_sets
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
 from trefoil.core.errors import StartError
 
 UP_CONFIG: Final = Path("deploy/config/up.toml")
 
 
+@of_policy
 def up(
     config: Config = UP_CONFIG,
     policy: Annotated[str, typer.Option(help="Policy; default: the settings file's.")] = "",
     mode: Annotated[str, typer.Option(help="observe, advise or act; default: the settings file's.")] = "",
-    planner: Planner = "",
-    forecaster: Forecaster = "",
-    router: Router = "",
-    queue: Queue = "",
-    governor: Governor = "",
+    parts: dict[str, str] = OF_THE_POLICY,
     workers: Workers = None,
     port_offset: PortOffset = 0,
     sets: Sets = None,
@@ -50,8 +35,7 @@ def up(
     from trefoil.cli.system_client import page_link
     from trefoil.installation import resolve_path
 
-    overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
-    overrides |= non_empty(router=router, queue=queue, governor=governor)
+    overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode) | parts
     overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     check_served(load_system(resolve_path(config), System, overrides))  # what is known to be wrong is said at once
     child, reading = start_detached(resolve_path(config), Path(state_dir), overrides)
