@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import sys
 
@@ -96,26 +95,6 @@ async def test_another_replay_replaces_the_history(feed, own_state):
     history = [reading for _, reading in await own_state.stream(key, CarbonReading)]
     assert len(history) == 12 + 1
     assert history[-1].starts_at_s == pytest.approx(now_s - 1, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"zon": "x"}, "error: zon: unknown setting"),
-        ({"trace__path": "absent.csv"}, "error: trace = 'absent.csv': cannot be read (No such file"),
-        ({"trace__speedup": 0}, "error: trace.speedup = '0': .*greater than 0"),
-        ({"admin_address": "0.0.0.0:0"}, "error: address = '0.0.0.0:0': .*TLS and a token"),
-        ({"provider": "electricity"}, "error: provider = 'electricity': .*'trace'"),
-    ],
-)
-async def test_bad_settings_are_one_line_and_exit_code_2(feed, settings, named):
-    await feed.start(**settings)
-    code, log = await feed.ended()
-    complaints = [line for line in log.splitlines() if not line.startswith("{")]
-    assert code == 2
-    assert len(complaints) == 1, complaints
-    assert re.match(named, complaints[0]), complaints[0]
-    assert "Remedy: " in complaints[0]
 
 
 async def test_a_port_in_use_starts_nothing(feed, own_state):

@@ -24,6 +24,7 @@ from carbon_feed.history.core.ratio import ratio
 from carbon_feed.serving.servicer import CarbonFeedServicer
 from carbon_feed.settings import DEFAULT_TRACE, CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from trefoil.cli.carbon import feed_commands
 from trefoil.cli.main import app
 from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import (
@@ -215,6 +216,15 @@ def test_watch_tells_changes_and_why(served):
 
 def test_watch_ends_when_its_time_is_over(served):
     assert len(text(served, "watch", "CAISO", "--seconds", "3").splitlines()) == 4
+
+
+def test_watch_ends_quietly_by_ctrl_c(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(feed_commands, "with_feed", interrupted)
+    result = run("127.0.0.1:9", "watch")
+    assert (result.exit_code, result.output) == (130, "")
 
 
 def test_forecast_draws_the_day_before_and_the_band(served):

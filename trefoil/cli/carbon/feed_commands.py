@@ -25,7 +25,6 @@ from trefoil.core.errors import SettingError, Unavailable
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
-INTERRUPTED = 130  # as a shell reports Ctrl-C
 PCT = 100.0
 NAMES: Final = ("id", "name", "timezone", "aliases", "neso", "electricity_maps", "watttime", "eia", "clouds")
 
@@ -145,10 +144,7 @@ def watch(
         except TimeoutError:
             return  # as long as was asked for
 
-    try:
-        with_feed(where, follow)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    with_feed(where, follow)
 
 
 def _announce(reading: CarbonReading, why: str, last: CarbonReading | None, as_json_: bool) -> None:
