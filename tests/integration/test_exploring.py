@@ -1,4 +1,4 @@
-"""Candidates measured on a whole system with real Tritons; the exploration alone: tests/unit/controller/test_explore.py."""
+"""Candidates measured on a whole system with real Tritons. Alone: tests/unit/controller/test_explore.py."""
 
 import asyncio
 import time

@@ -274,14 +274,6 @@ def test_a_driver_restart_ends_what_runs_and_is_another_load(client, inventory, 
     assert total_j == pytest.approx(truth["counter_j"], rel=1e-9)
 
 
-def test_a_restart_in_the_middle_of_a_plan(client, inventory, folder):
-    client.admin("fault", symbol="nvmlGpuInstanceCreateComputeInstance", effect="reload")
-    first_load = driver_load_id(folder / "driver_load_id")
-    with pytest.raises(DriverUnavailable):
-        create_slice(inventory, GPU0, "3g.20gb", 4)
-    assert driver_load_id(folder / "driver_load_id") != first_load
-
-
 def test_others_at_the_gpus_through_the_socket(client, inventory):
     uuid = client.admin("create_gi", index=1, slice_type="2g.10gb", start=2)
     assert [found.mig_uuid for found in inventory.gpu_instances(GPU1)] == [uuid]

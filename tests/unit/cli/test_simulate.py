@@ -10,7 +10,6 @@ from trefoil.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[3]
 DIGITS = ROOT / "benchmarks" / "scenarios" / "digits.toml"
-PROFILE = ROOT / "model_repository" / "digits" / "profile.csv"
 
 
 @pytest.fixture(autouse=True)
@@ -53,37 +52,6 @@ def test_what_cannot_be_meant_is_one_line_with_field_value_and_remedy(tmp_path, 
     assert out == ""
     assert len(err.strip().splitlines()) == 1
     assert all(word in err for word in words), err
-
-
-def families(tmp_path: Path, **changes: str) -> str:
-    """The family of the scenario with other fields, in TOML."""
-    fields = {"name": '"digits"', "arrivals": "{rate_per_s = 20.0}", **changes}
-    return "families=[{" + ", ".join(f"{key} = {value}" for key, value in fields.items()) + "}]"
-
-
-def test_profile_with_a_missing_slice_names_the_slice(tmp_path):
-    part = tmp_path / "profile.csv"
-    rows = PROFILE.read_text().splitlines(keepends=True)
-    part.write_text("".join(row for row in rows if "A100-SXM4-40GB,3g.20gb,digits-l," not in row))
-    code, _, err = run("--set", families(tmp_path, profile=f'"{part}"'))
-    assert code == 2
-    assert "digits-l on 3g.20gb of A100-SXM4-40GB" in err
-    assert "Remedy" in err
-
-
-def test_family_without_any_variant_that_meets_the_slo(tmp_path):
-    code, _, err = run("--set", families(tmp_path, objective="{slo = {latency_ms = 3.0}}"))
-    assert code == 2
-    assert "slo.latency_ms = 3.0" in err
-    assert "at least" in err
-
-
-def test_empty_arrival_trace(tmp_path):
-    empty = tmp_path / "requests.csv"
-    empty.write_text("second,requests\n")
-    code, _, err = run("--set", families(tmp_path, arrivals=f'{{trace = "{empty}"}}'))
-    assert code == 2
-    assert "requests.csv" in err
 
 
 def test_resume_needs_a_folder():

@@ -2,11 +2,10 @@
 
 import math
 from collections import Counter
-from itertools import permutations
 
 import pytest
 
-from tests.support.simulated_driver import A100_80GB, H100_80GB, make_driver, outcome
+from tests.support.simulated_driver import A100_80GB, H100_80GB, make_driver
 from trefoil.core import device_types
 from trefoil.core.fleet import DeviceKind
 from trefoil.simulated_node.gpu_models import gpu_model
@@ -35,13 +34,6 @@ def layout(gpu: Gpu):
     return sorted((i.profile.compute_slices, i.start) for i in gpu.instances.values())
 
 
-def default_create(order):
-    driver = make_driver()
-    for width in order:
-        driver.create_gpu_instance(driver.gpus[0], ID[width])
-    return layout(driver.gpus[0])
-
-
 @pytest.mark.parametrize("model", MIG_MODELS, ids=lambda m: m.type.name)
 @pytest.mark.parametrize("configuration", MAXIMAL, ids=str)
 def test_every_maximal_configuration_can_be_placed_and_then_nothing_more_fits(model, configuration):
@@ -64,11 +56,6 @@ def test_an_a30_is_cut_into_four(configuration):
     assert layout(gpu) == sorted(configuration)
     for profile in A30.profiles:
         assert driver.remaining_capacity(gpu, profile) == 0
-
-
-def test_there_are_19_maximal_configurations_and_14_multisets():
-    assert len(MAXIMAL) == 19
-    assert len({tuple(sorted(width for width, _ in c)) for c in MAXIMAL}) == 14
 
 
 @pytest.mark.parametrize("model", GPU_MODELS, ids=lambda m: m.type.name)
@@ -102,31 +89,6 @@ def test_the_core_device_type_and_the_driver_table_agree(model):
 # The driver's own placement: examples of the MIG user guide, and what it cannot do.
 
 
-def test_default_placement_fills_from_the_upper_half():
-    assert default_create([3, 2, 1, 1]) == [(1, 2), (1, 3), (2, 0), (3, 4)]
-    assert default_create([1, 1, 1, 1, 1, 1, 1]) == [(1, start) for start in range(7)]
-    assert default_create([3, 3]) == [(3, 0), (3, 4)]
-    assert default_create([2]) == [(2, 4)]
-    assert default_create([1]) == [(1, 6)]
-
-
-def test_default_placement_of_two_ones_a_two_and_a_three_fails():
-    driver = make_driver()
-    (gpu,) = driver.gpus
-    driver.create_gpu_instance(gpu, 19)
-    driver.create_gpu_instance(gpu, 19)
-    driver.create_gpu_instance(gpu, 14)
-    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, 9)
-    assert default_create([3, 2, 1, 1])  # the same multiset in another order works
-
-
-def test_15_of_65_creation_orders_fail_without_placement():
-    """The count that transcripts of real drivers give: hence placements are always planned."""
-    orders = {order for c in MAXIMAL for order in permutations(tuple(width for width, _ in c))}
-    codes = Counter(outcome(default_create, order)[1] for order in orders)
-    assert codes == {Nvml.SUCCESS: 50, Nvml.INSUFFICIENT_RESOURCES: 15}
-
-
 # Refusals.
 
 
@@ -143,12 +105,6 @@ def test_the_same_instance_twice_is_insufficient_resources():
 def test_an_illegal_placement_is_an_invalid_argument(placement):
     driver = make_driver()
     refused(Nvml.INVALID_ARGUMENT, driver.create_gpu_instance, driver.gpus[0], 14, placement)
-
-
-def test_a_profile_constant_is_not_a_profile_id():
-    driver = make_driver()
-    for constant in (1, 2, 3, 4):
-        refused(Nvml.INVALID_ARGUMENT, driver.create_gpu_instance, driver.gpus[0], constant)
 
 
 def test_only_one_instance_has_the_media_engines():
@@ -210,18 +166,6 @@ def test_instance_ids_are_reused_but_generations_uuids_and_handles_are_not():
     assert Counter(row[0] for row in seen) == {1: 3}
     for column in range(1, 5):
         assert len({row[column] for row in seen}) == 3
-
-
-def test_an_old_driver_repeats_its_uuids():
-    driver = make_driver(fresh_uuids=False)
-    uuids = set()
-    for _ in range(2):
-        instance = driver.create_gpu_instance(driver.gpus[0], 9, (4, 4))
-        compute = driver.create_compute_instance(instance, 2)
-        uuids.add(compute.mig_uuid)
-        driver.destroy_compute_instance(compute)
-        driver.destroy_gpu_instance(instance)
-    assert len(uuids) == 1
 
 
 def test_stale_handles_are_refused_by_kind():
