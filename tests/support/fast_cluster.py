@@ -9,8 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from tests.support.triton_process import MODELS
 from tests.support.zygote import Zygote
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan
-from trefoil.runtime import codec, proc
+from trefoil.runtime import codec
 
 __all__ = ["AFTER", "BEFORE", "NODE", "FastCluster", "Stage"]
 
@@ -161,21 +160,6 @@ class FastCluster:
     def agent_runs(self) -> bool:
         """Whether it was started and not reaped."""
         return self._agent_pid != 0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The agent stands still inside the block."""
-
-        def stopped() -> bool:
-            stat = proc.read_stat(self._agent_pid)
-            return stat is not None and stat.state == "T"
-
-        os.kill(self._agent_pid, signal.SIGSTOP)
-        try:
-            self.until(stopped, "the agent to stand still")
-            yield
-        finally:
-            os.kill(self._agent_pid, signal.SIGCONT)
 
     def kill_agent(self) -> None:
         """As the kernel would."""
