@@ -133,7 +133,7 @@ bench-planner: setup  ## `exact` from 1 to 100,000 GPUs and on 200 drawn small f
 bench-jobs: setup  ## jobs that can wait, by five zones' real carbon: grams of each rule, against perfect knowledge (ten minutes; ARGS=--whole: an hour; TREFOIL_DATA)
 	$(BIN)/python -m benchmarks.jobs $(ARGS)
 
-chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000'; ARGS=--redis or --rows: tables of troubles, twenty minutes)
+chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000'; ARGS=--redis or --rows: tables of troubles, a quarter of an hour)
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 redteam: setup  ## what a client, a model, a stray value or a lost file can do to serving: a table, exit 1 where something breaks (ARGS='--part files')

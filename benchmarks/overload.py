@@ -11,32 +11,29 @@ and just after; and beside refusals stands what a ServerLive takes, which is ans
 import argparse
 import asyncio
 import contextlib
-import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import numpy as np
+import psutil
 from tritonclient.grpc import service_pb2 as pb
 
-from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
-from tests.support.ports import free_ports
-from trefoil.cli.run.services import redis_binary
-from trefoil.core.common import Revision
-from trefoil.core.device_types import A100_40GB
-from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
-from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.core.plan import Plan, Route, RouteTarget
+from protos.dispatcher.v1 import dispatcher_pb2
+from tests.support.dispatching import Plane
+from tests.support.fake_triton import FakeTritonProcess
+from tests.support.redis_server import RedisServer
+from tests.support.workers import METHOD, answered, dispatcher
+from tests.support.workers import ask as request
+from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 
 FAMILY: Final = "digits"
+VARIANT: Final = "digits-xs"
 SLICES: Final = 4
 SERVICE_MS: Final = 80.0
 QUEUE_REQUESTS_MAX: Final = 64
@@ -44,8 +41,6 @@ CONNECTIONS: Final = 4
 WARM_UP_S: Final = 2.0
 DIRECT_S: Final = 2.0
 LIVE_EVERY: Final = 10  # sends
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 LIVE: Final = "/inference.GRPCInferenceService/ServerLive"
 GOODPUT_MIN: Final = 0.90
 RSS_GROWTH_MAX: Final = 0.02
@@ -126,22 +121,27 @@ async def run(
 ) -> Overload:
     """Start dispatcher and slices, overload them, stop them. The slower the slices, the less the machine must do."""
     async with contextlib.AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(slice_process(service_ms)) for _ in range(SLICES)]
-        ports = await stack.enter_async_context(dispatcher_process(redis_url, cluster, folder))
+        slices = [await stack.enter_async_context(FakeTritonProcess(latency_ms=service_ms)) for _ in range(SLICES)]
+        targets = [each.target for each in slices]
+        own = {"log_level": "error", "drain_s": 0.5}
+        serving = await stack.enter_async_context(dispatcher(folder, redis_url, cluster, 1, "dispatcher", **own))
         state = State.connect(redis_url, cluster)
         stack.push_async_callback(state.close)
-        await publish(state, targets)
+        plane = Plane(state)
+        await plane.node(node([status(n, address, variant=VARIANT) for n, address in enumerate(targets)]))
+        routed = [target(n, VARIANT, 1 / SLICES) for n in range(SLICES)]
+        await plane.plan(plan([route(routed, requests_max=QUEUE_REQUESTS_MAX)], slo_ms=2000.0))
         channels = [
             await stack.enter_async_context(
-                grpc.aio.insecure_channel(ports.inference, options=[("grpc.use_local_subchannel_pool", 1)])
+                grpc.aio.insecure_channel(serving.inference, options=[("grpc.use_local_subchannel_pool", 1)])
             )
             for _ in range(CONNECTIONS)
         ]
-        admin = await stack.enter_async_context(grpc.aio.insecure_channel(ports.admin))
-        await until_serving(channels[0])
+        await _until_serving(channels[0])
         before_per_s = await _direct(targets)
         offered_per_s = times * SLICES * 1e3 / service_ms
-        found = await _load(channels, dispatcher_pb2_grpc.DispatcherStub(admin), ports.pid, seconds, offered_per_s)
+        assert serving.process is not None
+        found = await _load(channels, serving.admin(), serving.process.pid, seconds, offered_per_s)
         found.capacity_per_s = (before_per_s + await _direct(targets)) / 2
         return found
 
@@ -151,7 +151,7 @@ async def run(
 
 async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, offered_per_s: float) -> Overload:
     clock, rng, found = WallClock(), np.random.default_rng(5), Overload()
-    calls = [channel.unary_unary(INFER) for channel in channels]
+    calls = [channel.unary_unary(METHOD) for channel in channels]
     whole_s = WARM_UP_S + seconds
     live = channels[0].unary_unary(LIVE)
     gaps = rng.exponential(1 / offered_per_s, int(whole_s * offered_per_s))
@@ -161,7 +161,7 @@ async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, offer
     for number, at_s in enumerate(np.cumsum(gaps)):
         if (early_s := began_s + float(at_s) - clock.monotonic_s()) > 0:
             await clock.sleep(early_s)
-        task = asyncio.create_task(ask(calls[number % len(calls)], number, found, began_s + WARM_UP_S))
+        task = asyncio.create_task(_ask(calls[number % len(calls)], number, found, began_s + WARM_UP_S))
         pending.add(task)
         task.add_done_callback(pending.discard)
         if number % LIVE_EVERY == 0:
@@ -178,13 +178,13 @@ async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, offer
     return found
 
 
-async def ask(call: Any, number: int, found: Overload, counts_from_s: float) -> None:
+async def _ask(call: Any, number: int, found: Overload, counts_from_s: float) -> None:
     """Send a request and check its answer; what ends before `counts_from_s` is not counted."""
     clock, first = WallClock(), number % 10
     sent_s = clock.monotonic_s()
     code = ""
     try:
-        answer = pb.ModelInferResponse.FromString(await call(request(number, first)))
+        answer = pb.ModelInferResponse.FromString(await call(request(first, str(number)).SerializeToString()))
     except grpc.aio.AioRpcError as error:
         code = f"{error.code().name}: {error.details()}" if error.code() is not _FULL else (error.details() or "")
     now_s = clock.monotonic_s()
@@ -198,8 +198,7 @@ async def ask(call: Any, number: int, found: Overload, counts_from_s: float) -> 
         return
     found.answered += 1
     found.answered_ms.append((now_s - sent_s) * 1e3)
-    told = int(np.frombuffer(answer.raw_output_contents[0], np.float32).argmax())
-    found.wrong += (answer.id, told) != (str(number), first)
+    found.wrong += answered(answer) != (first, str(number))
 
 
 async def _alive(call: Any, found: Overload) -> None:
@@ -216,11 +215,11 @@ async def _direct(targets: list[str]) -> float:
 
     async def client(target: str) -> int:
         async with grpc.aio.insecure_channel(target) as channel:
-            call, answered = channel.unary_unary(INFER), 0
+            call, count = channel.unary_unary(METHOD), 0
             while clock.monotonic_s() < ends_s:
-                await call(request(0, 0))
-                answered += 1
-            return answered
+                await call(request(0, "0").SerializeToString())
+                count += 1
+            return count
 
     began_s = clock.monotonic_s()
     counts = await asyncio.gather(*(client(target) for target in targets for _ in range(2)))
@@ -230,14 +229,6 @@ async def _direct(targets: list[str]) -> float:
 _FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def request(number: int, first: int) -> bytes:
-    """A request whose answer tells which it was: its id, and the class that its first pixel names."""
-    message = pb.ModelInferRequest(model_name=FAMILY, id=str(number))
-    message.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
-    message.raw_input_contents.append(bytes([first]) + bytes(63))
-    return bytes(message.SerializeToString())
-
-
 async def _watch(found: Overload, admin: Any, pid: int, counts_from_s: float) -> None:
     clock, asked = WallClock(), dispatcher_pb2.ExplainRequestRequest(family=FAMILY)
     while True:
@@ -245,124 +236,20 @@ async def _watch(found: Overload, admin: Any, pid: int, counts_from_s: float) ->
         told = await admin.ExplainRequest(asked)
         if clock.monotonic_s() >= counts_from_s:
             found.waiting.append(told.waiting)
-            found.rss_mb.append(resident_mb(pid))
+            found.rss_mb.append(psutil.Process(pid).memory_info().rss / 2**20)
 
 
-def resident_mb(pid: int) -> float:
-    """Memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 2**20
-
-
-# --- what it runs on --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Where a dispatcher process listens."""
-
-    inference: str
-    admin: str
-    pid: int
-
-
-@contextlib.contextmanager
-def redis_process(folder: Path) -> Iterator[str]:
-    """A Redis that keeps nothing, in a process of its own; its URL."""
-    socket = folder / "redis.sock"
-    argv = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no", "--dir", str(folder)]
-    redis = subprocess.Popen([redis_binary(), *argv], stdout=subprocess.DEVNULL)
-    try:
-        yield f"unix://{socket}"
-    finally:
-        redis.kill()
-        redis.wait()
-
-
-@contextlib.asynccontextmanager
-async def slice_process(service_ms: float) -> AsyncIterator[str]:
-    """A slice in a process of its own; its address."""
-    argv = [sys.executable, "-m", "tests.support.fake_triton", "--version", "1", "--latency-ms", str(service_ms)]
-    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        yield f"127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.kill()
-        await process.wait()
-
-
-@contextlib.asynccontextmanager
-async def dispatcher_process(redis_url: str, cluster: str, folder: Path) -> AsyncIterator[Ports]:
-    """A dispatcher in a process of its own."""
-    inference, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
-    config = folder / "dispatcher.toml"
-    config.write_text(
-        f'cluster = "{cluster}"\nredis_url = "{redis_url}"\nstate_dir = "{folder}"\nmetrics_address = ""\n'
-        f'inference_address = "{inference}"\nadmin_address = "{admin}"\nlog_level = "error"\ndrain_s = 0.5\n'
-    )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "dispatcher", "--config", str(config))
-    try:
-        yield Ports(inference, admin, process.pid)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), 10.0)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
-async def publish(state: State, targets: list[str]) -> None:
-    """What a controller and an agent would write, once: nodes count as stale later, and slices are probed then."""
-    now_s = WallClock().now_s()
-    keys = [SliceKey(f"node0/gpu{n}", "7g.40gb", 0, 8) for n in range(SLICES)]
-    devices = tuple(
-        DeviceStatus(
-            key.device,
-            A100_40GB,
-            DeviceState.AWAKE,
-            (
-                SliceStatus(
-                    key=key, generation=1, state=SliceState.READY, hosted=(Hosted(FAMILY, "digits-xs", 1, 0, 1, 1, 8),),
-                    grpc_target=target, credits=2,
-                ),
-            ),
-        )
-        for key, target in zip(keys, targets, strict=True)
-    )  # fmt: skip
-    node = NodeStatus(node="node0", epoch=1, simulated=True, observed_at_s=now_s, devices=devices)
-    routed = tuple(RouteTarget(key, "digits-xs", 0, 1 / SLICES, 2) for key in keys)
-    plan = Plan(
-        revision=Revision(1, 1, 0),
-        objectives=(Objective(family=FAMILY, mode=ObjectiveMode.INSTANT, slo_ms=2000.0, slo_quantile=0.95),),
-        routes=(Route(FAMILY, "weighted", "fifo", routed, QUEUE_REQUESTS_MAX),),
-    )
-    for role, key, value in (
-        ("agent:node0", state.keys.node("node0"), node),
-        ("controller", state.keys.plan(), plan),
-    ):
-        lease = await state.acquire(role, "overload", ttl_s=600.0)
-        assert lease is not None
-        await state.put(lease, key, value)
-
-
-async def until_serving(channel: Any) -> None:
+async def _until_serving(channel: Any) -> None:
     """Wait until requests are answered."""
-    call = channel.unary_unary(INFER)
+    call = channel.unary_unary(METHOD)
     async with asyncio.timeout(30.0):
         while True:
             try:
-                await call(request(0, 0), wait_for_ready=True)
+                await call(request(0, "0").SerializeToString(), wait_for_ready=True)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.05)
             else:
                 return
-
-
-async def _main(seconds: float, times: float) -> Overload:
-    with tempfile.TemporaryDirectory(prefix="trefoil-overload-") as name, redis_process(Path(name)) as redis_url:
-        return await run(redis_url, "overload", Path(name), seconds, times)
 
 
 def main() -> int:
@@ -371,7 +258,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", type=float, default=10.0)
     given = parser.parse_args()
-    found = asyncio.run(_main(given.seconds, given.times))
+    redis = RedisServer()
+    try:
+        with tempfile.TemporaryDirectory(prefix="trefoil-overload-") as name:
+            found = asyncio.run(run(redis.url, "overload", Path(name), given.seconds, given.times))
+    finally:
+        redis.close()
     for line in found.lines():
         print(line)
     broken = found.broken()

@@ -4,11 +4,9 @@ Slices that are stopped with SIGSTOP are processes of their own: their kernel go
 """
 
 import asyncio
-import contextlib
 import math
 import signal
 import statistics
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -38,43 +36,12 @@ from tests.support.dispatching import (
     until,
 )
 from tests.support.fake_triton import FakeTriton
+from tests.support.fake_triton import FakeTritonProcess as Process
 from tests.support.workers import Dispatcher
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.runtime.state import State
 
 pytestmark = pytest.mark.integration
-
-
-class Process:
-    """A fake Triton that can be stopped and killed."""
-
-    def __init__(self, version: int = 1, latency_ms: float = 2.0, port: int = 0) -> None:
-        self.port, self.version = port, version
-        self._flags = {"--version": version, "--latency-ms": latency_ms, "--port": port}
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def target(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    async def __aenter__(self) -> "Process":
-        flags = [str(each) for pair in self._flags.items() for each in pair]
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.fake_triton", *flags, stdout=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        self.port = int(await asyncio.wait_for(self._process.stdout.readline(), 60))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-
-    def send(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
 
 class Load:

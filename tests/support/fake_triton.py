@@ -7,6 +7,7 @@ In a test's own event loop: `async with FakeTriton(version=4) as slice_: ...`. A
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -142,6 +143,38 @@ class FakeTriton:
         answer.outputs.add(name="PROBABILITIES", datatype="FP32", shape=[items, 10])
         answer.raw_output_contents.append(np.eye(10, dtype=np.float32)[first].tobytes())
         return answer
+
+
+class FakeTritonProcess:
+    """One in a process, which can be stopped and killed."""
+
+    def __init__(self, version: int = 1, latency_ms: float = 2.0, port: int = 0) -> None:
+        self.port, self.version = port, version
+        self._flags = {"--version": version, "--latency-ms": latency_ms, "--port": port}
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> "FakeTritonProcess":
+        flags = [str(each) for pair in self._flags.items() for each in pair]
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __spec__.name, *flags, stdout=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        self.port = int(await asyncio.wait_for(self._process.stdout.readline(), 60))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
 
 async def _serve(version: int, latency_ms: float, port: int) -> None:
