@@ -18,13 +18,13 @@ from typing import Any, Final
 import psutil
 
 from power_agent.triton.installation import find_triton, prepare_triton
+from tests.support.dispatching import Plane
 from tests.support.ports import free_ports
-from trefoil.cli.run.services import redis_binary
+from tests.support.redis_server import RedisServer
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
-from trefoil.core.common import Basis, Lease, Revision
+from trefoil.core.common import Basis, Revision
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.energy import ReceiptRate, ReceiptRates
-from trefoil.core.errors import StateUnavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Plan, Route, RouteTarget
@@ -34,7 +34,6 @@ from trefoil.runtime.state import State
 
 SLICES: Final = 4  # of the dispatcher's table; all are the same Triton
 CREDITS: Final = 8
-LEASE_S: Final = 3600.0
 BEAT_S: Final = 1.0
 SERIES: Final = Series("bench", Method.AVERAGE, Factors.LIFECYCLE)
 RAY: Final = "Ray Serve"
@@ -99,6 +98,7 @@ class Bench:
         self._ray = ray
         self._started: list[subprocess.Popen[bytes]] = []
         self._clock = WallClock()
+        self._redis = RedisServer()
         self._planes: list[Plane] = []
         self._beating: asyncio.Task[None] | None = None
 
@@ -108,7 +108,10 @@ class Bench:
         self._start_triton()
         await self._listening(self.triton, 30.0)
         self.peers = [Peer("direct", self.triton), self._raw()]
-        await self._start_redis()
+        self._planes = [Plane(State.connect(self._redis.url, _cluster(n))) for n in self._dispatchers.values()]
+        for plane in self._planes:
+            await plane.plan(plan())
+        self._beating = asyncio.create_task(self._beat())
         for name, workers in self._dispatchers.items():
             self.peers.append(self._dispatcher(name, workers))
         if self._ray is not None:
@@ -122,7 +125,7 @@ class Bench:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
         for plane in self._planes:
-            await plane.close()
+            await plane.state.close()
         for process in reversed(self._started):
             process.send_signal(signal.SIGTERM)
         for process in reversed(self._started):
@@ -131,6 +134,7 @@ class Bench:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._redis.close()
 
     def log(self, name: str) -> str:
         """The last lines that a process wrote."""
@@ -178,9 +182,9 @@ class Bench:
         return Peer(RAY, target, self._spawn("ray", argv, env=env))
 
     def _dispatcher(self, name: str, workers: int) -> Peer:
-        ports, short = free_ports(2), f"workers-{workers}"
+        ports, short = free_ports(2), _cluster(workers)
         settings = {
-            "redis_url": f"unix://{self._socket}", "cluster": short, "workers": workers,
+            "redis_url": self._redis.url, "cluster": short, "workers": workers,
             "log_json": True, "state_dir": str(self.folder / short), "inference_address": f"127.0.0.1:{ports[0]}",
             "admin_address": f"127.0.0.1:{ports[1]}", "metrics_address": "",
         }  # fmt: skip
@@ -205,74 +209,25 @@ class Bench:
             logs = "\n".join(f"{path.stem}: {self.log(path.stem)}" for path in sorted(self.folder.glob("*.out")))
             raise TimeoutError(f"nothing listens at {target} after {timeout_s:g} s\n{logs}") from error
 
-    async def _start_redis(self) -> None:
-        argv = (
-            str(redis_binary()), "--port", "0", "--unixsocket", str(self._socket), "--save", "", "--appendonly", "no",
-            "--dir", str(self.folder),
-        )  # fmt: skip
-        self._spawn("redis", argv)
-        clusters = [f"workers-{workers}" for workers in self._dispatchers.values()]
-        self._planes = [Plane(f"unix://{self._socket}", cluster, self.triton) for cluster in clusters]
-        for plane in self._planes:
-            await plane.start()
-        self._beating = asyncio.create_task(self._beat())
-
     async def _beat(self) -> None:
-        """Statuses and rates stay fresh."""
+        """Keep statuses, receipt rates and carbon those of now."""
         while True:
             for plane in self._planes:
-                await plane.beat()
+                now_s, keys = self._clock.now_s(), plane.state.keys
+                await plane.node(node(self.triton, now_s))
+                rates = tuple(
+                    ReceiptRate(key, family, family, 0.1, 0.4, 1.0, Basis.SIMULATED, 60.0)
+                    for key in slice_keys()
+                    for family in MODELS
+                )
+                await plane.put("controller", keys.receipts(), ReceiptRates(rates, now_s, SERIES, 1.2, Revision(1, 1)))
+                reading = CarbonReading(SERIES, now_s, now_s + 300.0, 250.0, Quality.MEASURED, observed_at_s=now_s)
+                await plane.put("feed:bench", keys.carbon_now(SERIES), reading)
             await self._clock.sleep(BEAT_S)
 
-    @property
-    def _socket(self) -> Path:
-        return self.folder / "redis.sock"
 
-
-class Plane:
-    """Writes what a controller, an agent and a feed would: a dispatcher routes by it."""
-
-    def __init__(self, url: str, cluster: str, triton: str) -> None:
-        self._clock = WallClock()
-        self._state = State.connect(url, cluster, clock=self._clock)
-        self._triton = triton
-        self._leases: dict[str, Lease] = {}
-
-    async def start(self) -> None:
-        """Once Redis answers: the plan, and all else for the first time."""
-        async with asyncio.timeout(10.0):
-            while True:
-                try:
-                    await self._state.ping()
-                    break
-                except StateUnavailable:
-                    await self._clock.sleep(0.05)
-        await self._put("controller", self._state.keys.plan(), plan())
-        await self.beat()
-
-    async def beat(self) -> None:
-        """Node, receipt rates and carbon as of now."""
-        now_s, keys = self._clock.now_s(), self._state.keys
-        await self._put("agent:node0", keys.node("node0"), node(self._triton, now_s))
-        rates = tuple(
-            ReceiptRate(key, family, family, 0.1, 0.4, 1.0, Basis.SIMULATED, 60.0)
-            for key in slice_keys()
-            for family in MODELS
-        )
-        await self._put("controller", keys.receipts(), ReceiptRates(rates, now_s, SERIES, 1.2, Revision(1, 1)))
-        reading = CarbonReading(SERIES, now_s, now_s + 300.0, 250.0, Quality.MEASURED, observed_at_s=now_s)
-        await self._put("feed:bench", keys.carbon_now(SERIES), reading)
-
-    async def close(self) -> None:
-        """Let go of Redis."""
-        await self._state.close()
-
-    async def _put(self, role: str, key: str, obj: Any) -> None:
-        if role not in self._leases:
-            lease = await self._state.acquire(role, "bench", ttl_s=LEASE_S)
-            assert lease is not None, f"{role} is taken"
-            self._leases[role] = lease
-        await self._state.put(self._leases[role], key, obj)
+def _cluster(workers: int) -> str:
+    return f"workers-{workers}"
 
 
 def slice_keys() -> tuple[SliceKey, ...]:

@@ -52,7 +52,7 @@ class Plane:
     async def put(self, role: str, key: str, obj: Any) -> None:
         lease = self._leases.get(role)
         if lease is None or not self.state.holds(lease):
-            lease = self._leases[role] = await self.state.acquire(role, "test", ttl_s=300.0)
+            lease = self._leases[role] = await self.state.acquire(role, "test", ttl_s=3600.0)
             assert lease is not None
         await self.state.put(lease, key, obj)
 
