@@ -72,7 +72,7 @@ def serving(api: Api, tls: Path | None = None) -> Iterator[str]:
             )
             if status != 200:
                 told = {"status": "error", "errorType": "bad_data", "error": data}
-            reply(self, status, "application/json", json.dumps(told) if data else "404 page not found")
+            reply(self, status, "application/json", json.dumps(told) if data is not None else "404 page not found")
 
         do_POST = do_PUT = do_DELETE = do_GET
 

@@ -14,20 +14,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from trefoil.assess.families import FittedFamily, Fitting, Terms, board_type
+from trefoil.assess.families import Fitting, Terms, board_type
 from trefoil.assess.finding import Found, find
 from trefoil.assess.fitting import TABLE, FleetCosts, costs, fit_boards
 from trefoil.assess.scenario import PlayedFleet, fleet_of, lever_scenarios, write_files
-from trefoil.assess.series import Floats, MetricSeries
+from trefoil.assess.series import MetricSeries
 from trefoil.comparison.comparison import Case, Row
-from trefoil.comparison.runs import Job, PlannedCase, play, pricing
+from trefoil.comparison.runs import PlannedCase, jobs_of, play, pricing, take_unplayable
 from trefoil.core.carbon import Factors, Method, Series
-from trefoil.core.errors import InvalidInput, SettingError, TrefoilError
+from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.units import HOUR_S
 from trefoil.runtime.given.table import date_of
 from trefoil.simulator.scenario.carbon import intensity_of, zone_trace
-from trefoil.simulator.scenario.inputs import prepare
-from trefoil.simulator.scenario.schema import Carbon, Scenario, Zone
+from trefoil.simulator.scenario.schema import Carbon, Zone
 
 INTENSITY, TODAY = 400.0, "today"  # g/kWh, where neither trace nor number is given; name of the fleet as found
 # In order: what each lever does, and what is risky.
@@ -63,7 +62,6 @@ class Assessment:
 
     found: Found
     costs: FleetCosts
-    families: Sequence[FittedFamily]
     answers: Sequence[LeverAnswer]
     today: Mapping[str, float]
     assumed: Sequence[str]
@@ -72,31 +70,35 @@ class Assessment:
 
 
 def assess(
-    series: Sequence[MetricSeries], terms: Terms, *, carbon: str = "", zone: str = "grid", seeds: int = 3,
-    jobs: int = 0, out: Path | None = None, asked: str = "", date: str = "",
-    say: Callable[[str], None] = lambda _: None,
+    series: Sequence[MetricSeries], terms: Terms, *, seeds: int = 3, jobs: int = 0, out: Path | None = None,
+    asked: str = "", date: str = "", say: Callable[[str], None] = lambda _: None,
 ) -> Assessment:  # fmt: skip
     """Assess a fleet from its series. `seeds` 0: costs alone. `out`: folder for scenario and profile."""
     found = find(series)
     notes = [*found.notes, f"PUE {terms.pue:g} (--pue)"]
-    chosen = zone_of(zone, carbon, found, notes)
+    zone = zone_of(terms, found, notes)
     types = {name: board_type(device, terms) for name, device in found.devices.items()}
     fits = fit_boards(found, {device.board: types[name].idle_w for name, device in found.devices.items()})
-    cost = costs(found, fits, _intensities(found, chosen), terms.pue)
-    for board, fit in fits.items():
-        if fit.idle_basis == TABLE:
-            notes.append(f"idle watts of {board}: {fit.idle_w:.3g}, by {fit.idle_basis}: its load hardly varies")
+    played = intensity_of(terms.zone, Carbon(zones={terms.zone: Zone(**zone)}))
+    middles = (found.edges_s[:-1] + found.edges_s[1:]) / 2 - found.edges_s[0]
+    intensity = np.array([played.reading(float(at)).intensity_g_per_kwh for at in middles])
+    cost = costs(found, fits, intensity, terms.pue)
+    by_table = ((board, fit.idle_w) for board, fit in fits.items() if fit.idle_basis == TABLE)
+    notes += [f"idle watts of {board}: {watts:.3g}, by {TABLE}: its load hardly varies" for board, watts in by_table]
     fitting = Fitting(found, fits, types, terms)
     families = fitting.families()
     notes += [*fitting.notes, f"accuracy may fall {terms.below_best_pct:g} % below today's (--below-best-pct)"]
     answers, today, risks = list[LeverAnswer](), dict[str, float](), list[str]()
     with tempfile.TemporaryDirectory(prefix="trefoil-assess-") as scratch:
         try:
-            fleet = fleet_of(found, types, families, terms, chosen, date)
+            fleet = fleet_of(fitting, families, zone, date)
             path = write_files(out or Path(scratch) / "out", fleet)
             if seeds:
                 scenarios, left_out = lever_scenarios(path, Path(scratch), fleet)
-                case = _played(scenarios, left_out, seeds, jobs, say)
+                left_out |= take_unplayable(scenarios, TODAY)
+                planned = {name: jobs_of(name, one, seeds, optional=name != TODAY) for name, one in scenarios.items()}
+                priced = pricing(scenarios["variants"], seeds) if "variants" in planned else ()
+                (case,) = play([PlannedCase({}, planned, priced, left_out)], jobs, say)
                 row = case.row(TODAY)
                 today = {"power_w": row.mean("power_w"), "p95_ms": row.mean("p95_ms"), "seeds": float(seeds)}
                 told = {one.name: _answer(case, one, row) for one in case.rows if one is not row}
@@ -105,54 +107,28 @@ def assess(
                 risks = _risks(fleet, row.missed)
         except InvalidInput as error:
             risks = [f"neither scenario nor savings: {error}"]
-    return Assessment(found, cost, families, answers, today, notes, risks, asked)
+    return Assessment(found, cost, answers, today, notes, risks, asked)
 
 
-def zone_of(name: str, carbon: str, found: Found, notes: list[str]) -> dict[str, Any]:
+def zone_of(terms: Terms, found: Found, notes: list[str]) -> dict[str, Any]:
     """Zone as a scenario has it, of a trace or a number; a trace that covers the time begins with it."""
     try:
-        constant = float(carbon) if carbon else INTENSITY
+        constant = float(terms.carbon or INTENSITY)
     except ValueError:
-        path = Path(carbon).resolve()
-        trace = zone_trace(Zone(trace=path), Series(name, Method.AVERAGE, Factors.LIFECYCLE))
+        path = Path(terms.carbon).resolve()
+        trace = zone_trace(Zone(trace=path), Series(terms.zone, Method.AVERAGE, Factors.LIFECYCLE))
         starts = date_of(trace.starts)
         begin_s, end_s = found.edges_s[[0, -1]] - (starts.timestamp() if starts is not None else math.inf)
         offset_h = float(begin_s) / HOUR_S
         if not 0 <= begin_s < end_s <= trace.body_s:
             notes.append(f"carbon: {trace.source} does not cover the time that was read: played from its beginning")
             offset_h = 0.0
-        return {"name": name, "trace": str(path), "offset_h": round(offset_h, 4)}
+        return {"trace": str(path), "offset_h": round(offset_h, 4)}
     if not 0 <= constant <= 1500:
-        raise SettingError("no intensity", field="--carbon", value=carbon, remedy="0 to 1500 g/kWh, or a trace")
-    if not carbon:
+        raise SettingError("no intensity", field="--carbon", value=terms.carbon, remedy="0 to 1500 g/kWh, or a trace")
+    if not terms.carbon:
         notes.append(f"carbon: {INTENSITY:g} g/kWh at all hours (--carbon TRACE.csv or a number)")
-    return {"name": name, "constant_g_per_kwh": constant}
-
-
-def _intensities(found: Found, zone: Mapping[str, Any]) -> Floats:
-    """Intensity of each bin [g/kWh]."""
-    keys = {key: value for key, value in zone.items() if key != "name"}
-    played = intensity_of(zone["name"], Carbon(zones={zone["name"]: Zone(**keys)}))
-    middles = (found.edges_s[:-1] + found.edges_s[1:]) / 2 - found.begin_s
-    return np.array([played.reading(float(at)).intensity_g_per_kwh for at in middles])
-
-
-def _played(
-    scenarios: Mapping[str, Scenario], left_out: Mapping[str, str], seeds: int, jobs: int, say: Callable[[str], None]
-) -> Case:
-    """Play all scenarios; those but `today` that cannot be played are left out."""
-    left, planned = dict(left_out), dict[str, Sequence[Job]]()
-    for name, one in scenarios.items():
-        try:
-            prepare(one)
-            seeded = (one.model_copy(update={"seed": one.seed + n}).model_dump_json() for n in range(seeds))
-            planned[name] = [Job(name, text, name != TODAY) for text in seeded]
-        except TrefoilError as error:
-            if name == TODAY:
-                raise
-            left[name] = str(error)
-    priced = pricing(scenarios["variants"], seeds) if "variants" in planned else ()
-    return play([PlannedCase({}, planned, priced, left)], jobs, say)[0]
+    return {"constant_g_per_kwh": constant}
 
 
 def _answer(case: Case, row: Row, today: Row) -> LeverAnswer:

@@ -7,6 +7,7 @@ idle and 1 for one that fills it; an execution's joules stay those that were fou
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -48,6 +49,8 @@ class Terms:
     device_type: str = ""
     repository: Path = MODELS
     pue: float = 1.2
+    carbon: str = ""  # trace or g/kWh
+    zone: str = "grid"
 
 
 @dataclass(slots=True)
@@ -110,29 +113,40 @@ class Fitting:
     notes: list[str] = field(default_factory=list)
 
     def families(self) -> list[FittedFamily]:
-        """Families of all models; raises SettingError: the terms name a model that was not found."""
-        terms, models = self.terms, self.found.models
-        folders, plain = family_folders(terms.repository), {model.plain for model in models.values()}
-        groups = {family: list(members) for family, members in terms.variants.items()}
-        grouped = {model for members in groups.values() for model in members}
-        named = {"--variants": grouped, "--accuracy": terms.accuracy, "--slo-latency-ms": terms.slo_ms}
-        for option, names in named.items():
-            for name in filter(None, names):
-                if name not in {*plain, *models, *([] if option == "--variants" else groups)}:
-                    why, remedy = "no such model was asked in that time", one_of(plain, name)
-                    raise SettingError(why, field=option, value=name, remedy=remedy)
-        groups |= {name: [name] for name in sorted(plain - grouped)}
+        """Families of all models; raises SettingError: the terms name a model that was not found, or one twice."""
+        terms, models, folders = self.terms, self.found.models, family_folders(self.terms.repository)
+        known = {*models, *(model.plain for model in models.values())}
+        grouped = [name for members in terms.variants.values() for name in members]
+        slos = {*terms.slo_ms} - {*terms.variants, ""}
+        for option, names in (("--variants", grouped), ("--accuracy", terms.accuracy), ("--slo-latency-ms", slos)):
+            if unknown := [name for name in names if name not in known]:
+                why, remedy = "no such model was asked in that time", one_of(known, unknown[0])
+                raise SettingError(why, field=option, value=unknown[0], remedy=remedy)
+        groups = {f: [m for m in models.values() if {m.name, m.plain} & {*own}] for f, own in terms.variants.items()}
+        taken = Counter(model.name for members in groups.values() for model in members)
+        left = [model for model in models.values() if not taken[model.name]]
+        if twice := [name for name in taken if taken[name] > 1] + [m.plain for m in left if m.plain in groups]:
+            remedy = "name each model once, and a family as no other model"
+            raise SettingError("stands twice", field="--variants", value=twice[0], remedy=remedy)
+        groups |= {name: [m for m in left if m.plain == name] for name in sorted({m.plain for m in left})}
         named_as = family_names(groups)
         fitted = []
-        for name, members in groups.items():
-            own = [m for m in models.values() if m.name in members or m.plain in members]
+        for name, own in groups.items():
             kept = self._of_repository(folders[name], own) if name in folders else None
             one = kept or self._by_law(name, named_as[name], own)
             weights = [m.count("requests").sum() for m in own]
             accuracies = [one.family.variant(one.served[m.name]).accuracy for m in own]
+            one.sigma_j = max(self._fit(m).sigma[m.name] for m in own)
             one.floor = float(np.average(accuracies, weights=weights)) * (1 - terms.below_best_pct / 100)
             fitted.append(one)
         return fitted
+
+    def _accuracy(self, model: FoundModel) -> float | None:
+        """Accuracy of a model as it is stated."""
+        return self.terms.accuracy.get(model.name, self.terms.accuracy.get(model.plain))
+
+    def _fit(self, model: FoundModel) -> BoardFit:
+        return self.fits[self._place(model)[0].board]
 
     def _place(self, model: FoundModel) -> tuple[FoundDevice, DeviceType, str, int]:
         """Device, its type, slice type and clock [MHz] on which a model was found first."""
@@ -146,7 +160,8 @@ class Fitting:
     def _slo_ms(self, models: Sequence[FoundModel], name: str, stated_ms: float = 0.0) -> float:
         """SLO: as given, as the repository states it, or from what was found."""
         terms = self.terms.slo_ms
-        if given := next((terms[key] for key in (name, *(m.name for m in models), "") if key in terms), 0.0):
+        keys = (name, *(key for model in models for key in (model.name, model.plain)), "")
+        if given := next((terms[key] for key in keys if key in terms), 0.0):
             return given
         what, ms = "as its family.toml says", stated_ms
         if not stated_ms:
@@ -164,16 +179,14 @@ class Fitting:
         one, factors = FittedFamily(family, models, 0.0, joins=family.batching, folder=folder), dict[str, list[float]]()
         for model in models:
             variant = next((v for v in family.variants if str(v.version) == model.version), None)
-            device, kind, shape, clock_mhz = self._place(model)
-            if variant is None:
+            _, kind, shape, clock_mhz = self._place(model)
+            on = (catalog, kind, slice_type(kind, shape), family)
+            row = effective_row(*on, variant, model.batch, clock_mhz) if variant else None
+            if variant is None or row is None:
                 return None
-            row = effective_row(catalog, kind, slice_type(kind, shape), family, variant, model.batch, clock_mhz)
-            if row is None:
-                return None
-            joules = self.fits[device.board].joules[model.name]
+            joules = self._fit(model).joules[model.name]
             e = joules / row.energy_active_j_per_batch if row.energy_active_j_per_batch and joules else 1.0
             one.served[model.name], factors[variant.name] = variant.name, [model.service_ms / row.latency_ms_p50, e]
-            one.sigma_j = max(one.sigma_j, self.fits[device.board].sigma[model.name])
         mean = np.mean(list(factors.values()), axis=0).tolist()
         for row in catalog.rows:
             latency = (row.latency_ms_p50, row.latency_ms_p95, row.latency_ms_p99)
@@ -182,33 +195,30 @@ class Fitting:
                 row.energy_active_j_per_batch, row.memory_mib, samples=0, clock_sensitivity=row.clock_sensitivity,
             )  # fmt: skip
             one.points.append(_scaled(point, *factors.get(row.variant, mean)))
-        accuracy = self.terms.accuracy
-        variants = tuple(replace(v, accuracy=accuracy.get(v.name, v.accuracy)) for v in family.variants)
+        stated = {one.served[model.name]: self._accuracy(model) for model in models}
+        variants = tuple(replace(v, accuracy=stated.get(v.name) or v.accuracy) for v in family.variants)
         one.family = replace(family, variants=variants)
         one.slo_ms = self._slo_ms(models, family.name, family.classes.get("", (0.0, 0.0))[0])
-        told = f"the repository's profile, times {mean[0]:.3f} in ms, {mean[1]:.3f} in joules"
-        self.notes.append(f"{family.name}: {told}")
+        times = f"times {mean[0]:.3f} in ms, {mean[1]:.3f} in joules"
+        self.notes.append(f"{family.name}: the repository's profile, {times}")
         return one
 
     def _by_law(self, name: str, called: str, models: Sequence[FoundModel]) -> FittedFamily:
-        slo_ms, variants, accuracies = self._slo_ms(models, name), list[Variant](), self.terms.accuracy
-        joins = any(model.joins for model in models)
-        one = FittedFamily(Family(called, "accuracy", ()), models, slo_ms, joins=joins)
-        named_as = family_names(model.name if len(models) > 1 else model.plain for model in models)
-        for number, (model, own) in enumerate(zip(models, named_as.values(), strict=True), 1):
-            accuracy = accuracies.get(model.name, accuracies.get(model.plain))
-            if accuracy is None:
+        slo_ms, variants = self._slo_ms(models, name), list[Variant]()
+        one = FittedFamily(Family(called, "accuracy", ()), models, slo_ms, joins=any(model.joins for model in models))
+        keys = [model.name if len(models) > 1 else model.plain for model in models]
+        for number, (model, own) in enumerate(zip(models, (family_names(keys)[key] for key in keys), strict=True), 1):
+            if (accuracy := self._accuracy(model)) is None:
                 self.notes.append(f"accuracy of {model.plain}: 1 assumed (--accuracy {model.plain}=0.76)")
             device, kind, shape, clock_mhz = self._place(model)
-            fit = self.fits[device.board]
             memory_mib = round(device.gauges.get("used_mib", MEMORY_MIB) / len(self.found.on(device.name)))
-            known = (accuracy if accuracy is not None else 1.0, "trefoil assess --accuracy", memory_mib, LOAD_S, 0)
+            known = (accuracy or 1.0, "trefoil assess --accuracy", memory_mib, LOAD_S, 0)
+            one.served[model.name] = own
             variants.append(Variant(own, number, *known, "not known"))
-            one.served[model.name], one.sigma_j = own, max(one.sigma_j, fit.sigma[model.name])
             batch, ms = max(1, round(model.batch)), max(model.service_ms, LEAST_MS)
             point = ProfilePoint(
                 kind.name, shape, own, batch, clock_mhz, _quantiles_ms(model, ms), batch * MS_PER_S / ms,
-                fit.joules[model.name], memory_mib, samples=0, clock_sensitivity=1.0,
+                self._fit(model).joules[model.name], memory_mib, samples=0, clock_sensitivity=1.0,
             )  # fmt: skip
             one.points += _by_slices(point, kind, self.types.values())
         one.family = replace(one.family, variants=tuple(variants), classes={"": (slo_ms, 0.95)})
@@ -219,14 +229,13 @@ class Fitting:
 def family_names(models: Iterable[str]) -> dict[str, str]:
     """Names that families may have, by model: of `meta-llama/Llama-3-8B` it is `meta-llama-Llama-3-8B`. A name that is
     taken gets a number; a model whose own name may stand keeps it."""
-    every = list(models)
-    plain = {model: re.sub(r"[^A-Za-z0-9_-]+", "-", model).strip("-_")[:60] or "model" for model in every}
-    found = {model: model for model in every if plain[model] == model}
-    for model in every:
+    plain = {model: re.sub(r"[^A-Za-z0-9_-]+", "-", model).strip("-_")[:60] or "model" for model in models}
+    found = {model: name for model, name in plain.items() if name == model}
+    for model, name in plain.items():
         if model not in found:
-            numbered = (f"{plain[model]}{f'-{n}' if n > 1 else ''}" for n in count(1))
-            found[model] = next(name for name in numbered if name not in found.values())
-    return {model: found[model] for model in every}
+            numbered = (f"{name}{f'-{n}' if n > 1 else ''}" for n in count(1))
+            found[model] = next(one for one in numbered if one not in found.values())
+    return found
 
 
 def _quantiles_ms(model: FoundModel, ms: float) -> tuple[float, float, float]:

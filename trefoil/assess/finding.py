@@ -6,14 +6,14 @@ else the only device of its host. Joules are those of the board, which the row o
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from power_agent.devices.nvml_words import device_type_name
-from trefoil.assess.series import COUNTERS, MODEL_SERIES, Floats, MetricSeries, increases, meaning, means, merged, sound
+from trefoil.assess.series import COUNTERS, MODEL_SERIES, SERIES, Floats, MetricSeries, increases, means, merged, sound
 from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.errors import InvalidInput
 from trefoil.core.units import DAY_S, HOUR_S
@@ -29,7 +29,7 @@ SPAN_MAX_S: Final = 800 * DAY_S
 ABSURD: Final = 2.0  # times a board's power limit, which no board draws for long
 BOARD_MAX_W: Final = 1500.0  # power limit where neither a series nor a table says one
 TRITON_ONLY: Final = frozenset({"items", "executions", "input_s", "infer_s", "output_s"})  # wrong for its vLLM backend
-POD_LABELS: Final = (("exported_namespace", "exported_pod"), ("namespace", "pod"), ("namespace", "pod_name"))
+POD_LABELS: Final = (("exported_namespace", "exported_pod"), ("pod_namespace", "pod_name"), ("namespace", "pod"))
 NEEDED: Final = {  # quantities of which one has to be there, their series, what to enable
     "models": (
         {"requests"}, "nv_inference_request_success (Triton), vllm:request_success_total (vLLM)",
@@ -118,9 +118,8 @@ class FoundModel:
 
 @dataclass(slots=True)
 class Found:
-    """All that was found, in bins of `bin_s` from `begin_s` on. `notes`: what is assumed or missing, a line each."""
+    """All that was found, in bins of `bin_s`. `notes`: what is assumed or missing, a line each."""
 
-    begin_s: float
     bin_s: float
     edges_s: Floats
     devices: dict[str, FoundDevice]
@@ -143,8 +142,7 @@ class Found:
         groups = [{name} for name in self.devices]  # devices that serve the same models are one group
         for model in self.models.values():
             held = {name for one in model.replicas for name, _ in one.devices}
-            joined = held.union(*(group for group in groups if group & held))
-            groups = [group for group in groups if not group & held] + [joined]
+            groups = [one for one in groups if not one & held] + [held.union(*(one for one in groups if one & held))]
         spare_s = np.zeros_like(self.edges_s[1:])
         for group in groups:
             hosted = {id(one): (model, one) for name in group for model, one in self.on(name)}.values()
@@ -158,7 +156,7 @@ class Found:
 def find(series: Sequence[MetricSeries]) -> Found:
     """Find devices and models, as far as the samples reach; raises InvalidInput: what was looked for is not there."""
     known = sound(series, notes := list[str]())
-    there = {meaning(one.name).quantity for one in known}  # type: ignore[union-attr]
+    there = {SERIES[one.name].quantity for one in known}
     for what, (quantities, names, remedy) in NEEDED.items():
         if not there & quantities:
             raise InvalidInput(f"no series of {what}: looked for {names}", field="series", remedy=remedy)
@@ -171,21 +169,25 @@ def find(series: Sequence[MetricSeries]) -> Found:
     spacings = [np.median(np.diff(one.times_s)) for one in known if one.times_s.size > 2]
     step_s = float(np.median(spacings)) if spacings else end_s - begin_s
     if not end_s - begin_s >= max(2 * step_s, 1.0):
-        remedy = "read a longer time: --since, --minutes, or more rows"
+        remedy = "read a longer time (--since, --minutes, more rows), or give a smaller --step"
         raise InvalidInput("fewer than three samples of a series", field="time", remedy=remedy)
     bin_s = min(HOUR_S, max((end_s - begin_s) / BINS, BIN_SAMPLES * step_s))
     edges = np.linspace(begin_s, end_s, max(1, round((end_s - begin_s) / bin_s)) + 1)
-    found = Found(begin_s, float(edges[1] - edges[0]), edges, {}, {}, notes)
-    for name, own in sorted(_grouped(known, _device_key, models=False).items()):
-        found.devices[name] = _device(name, own, edges, found.notes)
-    models = _grouped(known, _model_key, models=True)
-    for name, own in sorted(models.items()):
-        if (model := _model(name, own, edges)) is not None:
+    found = Found(float(edges[1] - edges[0]), edges, {}, {}, notes)
+    by_key = defaultdict[tuple[bool, str], list[MetricSeries]](list)
+    for one in known:
+        is_model = one.name in MODEL_SERIES
+        by_key[is_model, (_model_key if is_model else _device_key)(one.labels)].append(one)
+    for (is_model, name), own in sorted(by_key.items()):
+        if name and not is_model:
+            found.devices[name] = _device(name, own, edges, found.notes)
+        elif name and (model := _model(name, own, edges)) is not None:
             found.models[name] = model
-    if idle := sorted(set(models) - set(found.models)):
+    if idle := sorted({name for is_model, name in by_key if name and is_model} - set(found.models)):
         found.notes.append(f"not asked in that time, and left out: {', '.join(idle)}")
     if not found.models:
-        raise InvalidInput("no request was counted in that time", field="time", remedy="read a time with load")
+        remedy = "read a time with load, and series that have their label model or model_name"
+        raise InvalidInput("no request of a model was counted in that time", field="time", remedy=remedy)
     place(found, known)
     share = float(found.covered_s.sum() / (end_s - begin_s))
     if share < 0.99:
@@ -200,8 +202,7 @@ def _model_key(labels: Mapping[str, str]) -> str:
 
 
 def _device_key(labels: Mapping[str, str]) -> str:
-    uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
-    return uuid or (f"{_host(labels)}/gpu{labels['gpu']}" if labels.get("gpu") else "")
+    return labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
 
 
 def _host(labels: Mapping[str, str]) -> str:
@@ -216,33 +217,18 @@ def _workload(labels: Mapping[str, str]) -> str:
 
 def _is_pod(one: str, other: str) -> bool:
     """Whether two names are of one pod: without its namespace where one of them says none."""
-    if ("/" in one) != ("/" in other):
-        one, other = one.rpartition("/")[2], other.rpartition("/")[2]
-    return one == other
+    (space, _, pod), (other_space, _, other_pod) = one.rpartition("/"), other.rpartition("/")
+    return pod == other_pod and (space == other_space or not (space and other_space))
 
 
 def _server(labels: Mapping[str, str]) -> str:
     return _workload(labels) or labels.get("instance", "")
 
 
-def _grouped(
-    series: Iterable[MetricSeries], key: Callable[[Mapping[str, str]], str], *, models: bool
-) -> dict[str, list[MetricSeries]]:
-    """Series of models, else of devices, by a key of their labels; those without one are left out."""
-    found = defaultdict[str, list[MetricSeries]](list)
-    for one in series:
-        if (one.name in MODEL_SERIES or one.name.removesuffix("_total") in MODEL_SERIES) == models:
-            found[key(one.labels)].append(one)
-    found.pop("", None)
-    return dict(found)
-
-
-def _best(series: Sequence[MetricSeries], quantity: str) -> tuple[list[MetricSeries], float]:
-    """Series of a quantity under the preferred name, and the factor to its unit."""
-    parts = [(one, meaning(one.name)) for one in series]
-    ranks = [m.rank for _, m in parts if m is not None and m.quantity == quantity]
-    own = [(s, m) for s, m in parts if m is not None and m.quantity == quantity and m.rank == min(ranks)]
-    return [s for s, _ in own], own[0][1].factor if own else 1.0
+def _best(series: Sequence[MetricSeries], quantity: str) -> list[MetricSeries]:
+    """Series of a quantity under the preferred name."""
+    own = [one for one in series if SERIES[one.name].quantity == quantity]
+    return [one for one in own if SERIES[one.name].rank == min(SERIES[other.name].rank for other in own)]
 
 
 def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: list[str]) -> FoundDevice:
@@ -254,20 +240,17 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
             found.slices[instance] = one.labels.get("GPU_I_PROFILE", "")
         if "DCGM" in one.name and (pod := _workload(one.labels)):
             found.pods[pod] = one.labels.get("GPU_I_ID", "")
-    for quantity in GAUGES:
-        if (gauge := _gauge(series, quantity)) is not None:
-            found.gauges[quantity] = float(np.median(gauge[1]))
+    gauges = {quantity: _gauge(series, quantity) for quantity in GAUGES}
+    found.gauges = {quantity: float(np.median(gauge[1])) for quantity, gauge in gauges.items() if gauge is not None}
     watts, activity = _gauge(series, "watts"), _gauge(series, "activity")
-    parts, factor = _best([one for one in series if np.ptp(one.values)], "joules")  # some boards say 0 for ever
-    by_triton = bool(parts) and parts[0].name.startswith("nv_")
-    found.basis = f"counter of {'Triton' if by_triton else 'DCGM'}" if parts else "power, integrated"
-    if by_triton:  # of two on a device each counts since its own start
-        counters = [(one.times_s, one.values) for one in parts]
-    elif parts:
-        counters = [merged(parts)]
+    parts = _best([one for one in series if np.ptp(one.values)], "joules")  # some boards say 0 for ever
+    if parts:  # of two Tritons on a device each counts since its own start
+        by_triton = parts[0].name.startswith("nv_")
+        found.basis = f"counter of {'Triton' if by_triton else 'DCGM'}"
+        counters = [merged(own) for own in (_same(parts) if by_triton else [parts])]
     elif watts is not None:
         steps = np.diff(watts[0]) * (watts[1][1:] + watts[1][:-1]) / 2
-        counters = [(watts[0], np.concatenate(([0.0], np.cumsum(steps))))]
+        found.basis, counters = "power, integrated", [(watts[0], np.concatenate(([0.0], np.cumsum(steps))))]
         notes.append(f"{name}: no energy counter; its power is integrated, and peaks between samples are missed")
     else:
         found.basis, counters = "none", [(np.zeros(0), np.zeros(0))]
@@ -275,7 +258,7 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
     board = DEVICE_TYPES.get(device_type_name(found.board))
     limits_w = [found.gauges.get("limit_w", 0.0), board.power_limit_max_w if board else 0.0]
     most_w = ABSURD * (max(limits_w) or BOARD_MAX_W)
-    rises, covered, dropped = zip(*(increases(t, factor * v, edges, most_w) for t, v in counters), strict=True)
+    rises, covered, dropped = zip(*(increases(*one, edges, most_w) for one in counters), strict=True)
     found.joules, found.covered_s = np.max(rises, axis=0), np.max(covered, axis=0)
     if count := sum(dropped):
         notes.append(f"{name}: {count} changes of its joules left out: above {most_w:.0f} W, twice its power limit")
@@ -290,11 +273,7 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
 
 def _gauge(series: Sequence[MetricSeries], quantity: str) -> tuple[Floats, Floats] | None:
     """Times and values of a gauge; None: there is none."""
-    parts, factor = _best(series, quantity)
-    if not parts:
-        return None
-    times, values = merged(parts)
-    return times, factor * values
+    return merged(parts) if (parts := _best(series, quantity)) else None
 
 
 def _model(name: str, series: Sequence[MetricSeries], edges: Floats) -> FoundModel | None:
@@ -309,10 +288,8 @@ def _model(name: str, series: Sequence[MetricSeries], edges: Floats) -> FoundMod
         covered = np.zeros(edges.size - 1)
         counts = {"requests": covered.copy()}
         for quantity in sorted(COUNTERS - {"joules"} - (TRITON_ONLY if engine == "vllm" else set())):
-            parts, factor = _best(own, quantity)
-            for group in _same(parts):
-                times, values = merged(group)
-                rise, seen, _ = increases(times, values * factor, edges)
+            for group in _same(_best(own, quantity)):
+                rise, seen, _ = increases(*merged(group), edges)
                 if quantity == "bucket":
                     buckets[_number(group[0].labels.get("le", ""))] += float(rise.sum())
                     continue
@@ -338,7 +315,7 @@ def _model(name: str, series: Sequence[MetricSeries], edges: Floats) -> FoundMod
 def _together(found: FoundModel, series: Sequence[MetricSeries], edges: Floats) -> float:
     """Requests that a busy server has in progress: by its gauge over its engines, else by Little's law."""
     by_server = defaultdict[str, list[Floats]](list)
-    for group in _same(_best(series, "running")[0]):
+    for group in _same(_best(series, "running")):
         by_server[_server(group[0].labels)].append(means(*merged(group), edges))
     counts, seconds = [np.nansum(engines, axis=0) for engines in by_server.values()], found.service_ms / 1e3
     counts = counts or [one.counts["requests"] * seconds / np.maximum(one.covered_s, 1e-9) for one in found.replicas]
@@ -369,14 +346,13 @@ def _latency(found: FoundModel, buckets: Mapping[float, float], series: Sequence
         found.latency_basis = "histogram"
         found.latency_ms = {q: 1e3 * histogram_quantile(buckets, q) for q in QUANTILES}
         return
-    parts, factor = _best(series, "quantile_s")
     weight = found.count("requests")
-    for one in parts:
+    for one in _best(series, "quantile_s"):
         q, seen = _number(one.labels.get("quantile", "")), means(one.times_s, one.values, edges)
         known = np.isfinite(seen) & (weight > 0)
         if q in QUANTILES and known.any():
             found.latency_basis = "summary"
-            ms = 1e3 * factor * float(np.average(seen[known], weights=weight[known]))
+            ms = 1e3 * float(np.average(seen[known], weights=weight[known]))
             found.latency_ms[q] = max(ms, found.latency_ms.get(q, 0.0))
 
 
@@ -390,16 +366,13 @@ def histogram_quantile(buckets: Mapping[float, float], q: float) -> float:
 
 def place(found: Found, series: Sequence[MetricSeries]) -> None:
     """Set where each replica runs."""
-    by_server = defaultdict[str, set[str]](set)
-    for told in series:
-        if told.labels.get("gpu_uuid") in found.devices:
-            by_server[_server(told.labels)].add(told.labels["gpu_uuid"])
+    reported = {(_server(one.labels), one.labels.get("gpu_uuid")) for one in series}
     left = list[tuple[str, Replica]]()
     for model in found.models.values():
         for one in model.replicas:
             pods = [(name, *pod) for name, device in found.devices.items() for pod in device.pods.items()]
             own = [(name, instance) for name, pod, instance in pods if _is_pod(pod, one.name)]
-            own = own or [(name, "") for name in sorted(by_server[one.name])]
+            own = own or [(name, "") for name in sorted(found.devices) if (one.name, name) in reported]
             if not own:  # a host with several devices does not say which
                 near = [name for name, device in found.devices.items() if device.host and device.host == one.host]
                 own = [(name, "") for name in near] if len(near) == 1 else []

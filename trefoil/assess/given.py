@@ -1,6 +1,6 @@
 """Reading without a Prometheus: metric pages, scraped for some minutes, and exports as CSV."""
 
-import csv
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -9,15 +9,12 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from carbon_feed.providers.base import ProviderFailure
-from carbon_feed.providers.web import parse_utc
-from trefoil.assess.prometheus import Asked, base_url, check_clusters, get
-from trefoil.assess.series import Labels, MetricSeries, meaning, series_of
-from trefoil.core.errors import InvalidInput, TrefoilError, system_error
+from trefoil.assess.prometheus import base_url, check_clusters, get
+from trefoil.assess.series import Labels, MetricSeries, known_name, series_of
+from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.files import NotPlain, read_plain
+from trefoil.runtime.given.table import date_of, number_of, read_rows
 
-CSV_BYTES_MAX: Final = 512 << 20
 NAME_COLUMNS: Final = ("metric", "name", "__name__")
 TIME_COLUMNS: Final = ("timestamp", "time")
 MS_FROM: Final = 1e11  # beyond it a time is in milliseconds
@@ -30,7 +27,7 @@ def page_samples(text: str, at_s: float, source: str, option: str = "--scrape", 
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if meaning(sample.name) is not None:
+                if known_name(sample.name):
                     yield sample.name, {**more, **sample.labels}, at_s, float(sample.value)
     except (ValueError, IndexError, KeyError) as error:
         remedy = "name pages in Prometheus' text format: Triton's :8002/metrics, vLLM's /metrics, DCGM's :9400/metrics"
@@ -38,8 +35,9 @@ def page_samples(text: str, at_s: float, source: str, option: str = "--scrape", 
 
 
 def scrape(
-    urls: Sequence[str], span_s: float, every_s: float, client: httpx.Client, asked: Asked, say: Callable[[str], None]
-) -> list[MetricSeries]:
+    urls: Sequence[str], span_s: float, every_s: float, client: httpx.Client, asked: Counter[str],
+    say: Callable[[str], None],
+) -> list[MetricSeries]:  # fmt: skip
     """Series of pages that are read every `every_s` for `span_s`; each page's labels get its `instance`.
 
     A page that cannot be read at first is an error; later on it leaves a gap, which `say` is told.
@@ -59,7 +57,7 @@ def scrape(
                 say(f"a gap: {error}")
                 continue
             samples += found
-            asked.samples += len(found)
+            asked["samples"] += len(found)
     return series_of(samples)
 
 
@@ -68,13 +66,9 @@ def read_csv(paths: Sequence[Path]) -> list[MetricSeries]:
     (`Time` and a column for each series, headed `name{label="value"}`)."""
     samples = list[Sample]()
     for path in paths:
-        try:
-            rows = csv.reader(read_plain(path, CSV_BYTES_MAX).decode("utf-8-sig").splitlines())
-            header = [cell.strip() for cell in next(rows, [])]
-            samples += _long(path, header, rows) if set(NAME_COLUMNS) & set(header) else _wide(path, header, rows)
-        except (OSError, NotPlain, UnicodeDecodeError, csv.Error) as error:
-            remedy = "name a CSV file"
-            raise system_error(InvalidInput, error, "be read", path, field="--from-csv", remedy=remedy) from error
+        rows = read_rows(path, "--from-csv")
+        _, header = next(rows, (0, []))
+        samples += _long(path, header, rows) if set(NAME_COLUMNS) & set(header) else _wide(path, header, rows)
     found = series_of(samples)
     check_clusters([one.labels for one in found])
     return found
@@ -84,36 +78,36 @@ def _column(path: Path, header: Sequence[str], names: Sequence[str]) -> int:
     if found := [number for number, cell in enumerate(header) if cell.lower() in names]:
         return found[0]
     remedy = "write metric,timestamp,value,LABEL..., or export the graph's series from Grafana"
-    raise InvalidInput(f"{path} has no such column", field="--from-csv", value=" or ".join(names), remedy=remedy)
+    raise InvalidInput(f"no column {' or '.join(names)}", field="--from-csv", value=str(path), remedy=remedy)
 
 
-def _long(path: Path, header: Sequence[str], rows: Iterator[list[str]]) -> Iterator[Sample]:
+def _long(path: Path, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[Sample]:
     name, time, value = (_column(path, header, names) for names in (NAME_COLUMNS, TIME_COLUMNS, ("value",)))
     labels = [(n, cell) for n, cell in enumerate(header) if n not in (name, time, value)]
-    for line, row in enumerate(rows, 2):
-        if len(row) >= len(header) and meaning(row[name]) is not None:
+    for line, row in rows:
+        if len(row) >= len(header) and known_name(row[name]):
             own = {label: row[n] for n, label in labels if row[n]}
             yield row[name], own, *_numbers(f"{path} line {line}", row[time], row[value])
 
 
-def _wide(path: Path, header: Sequence[str], rows: Iterator[list[str]]) -> Iterator[Sample]:
+def _wide(path: Path, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[Sample]:
     time, heads = _column(path, header, TIME_COLUMNS), dict[int, tuple[str, Labels]]()
     for n, cell in enumerate(header):
         for name, labels, *_ in page_samples(f"{cell} 0\n", 0.0, f"{path}: {cell}", "--from-csv") if n != time else ():
             heads[n] = name, labels
-    for line, row in enumerate(rows, 2):
+    for line, row in rows:
         for n, head in heads.items():
-            if n < len(row) and row[n].strip():
+            if n < len(row) and row[n]:
                 yield *head, *_numbers(f"{path} line {line}", row[time], row[n])
 
 
 def _numbers(where: str, time: str, value: str) -> tuple[float, float]:
     """Time [s] and value of a cell."""
-    try:
-        at = float(time) if time.replace(".", "", 1).replace("e", "", 1).isdecimal() else parse_utc(time, "time")
-    except ProviderFailure as error:
+    if (at := number_of(time)) is None and (date := date_of(time)) is not None:
+        at = date.timestamp()
+    if at is None:
         remedy = "write seconds or milliseconds since 1970, or YYYY-MM-DDTHH:MM:SSZ"
-        raise InvalidInput(f"{where}: no time", field="timestamp", value=time, remedy=remedy) from error
+        raise InvalidInput(f"{where}: no time", field="timestamp", value=time, remedy=remedy)
     try:
         return at / 1e3 if at > MS_FROM else at, float(value)
     except ValueError as error:

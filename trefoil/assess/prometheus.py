@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from carbon_feed.providers.web import error_message
-from trefoil.assess.series import CLUSTER_LABELS, MetricSeries, labels_of, meaning, merged, names_asked, printable
+from trefoil.assess.series import CLUSTER_LABELS, SERIES, MetricSeries, known_name, labels_of, merged, printable
 from trefoil.core.errors import InvalidInput, SettingError, Unavailable, Untrusted, system_error
 from trefoil.runtime.clock import WallClock
 
@@ -29,9 +29,9 @@ SAMPLES_MAX: Final = 20_000_000
 BYTES_MAX: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 STEPS_S: Final = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
-REPLICA_LABELS: Final = ("prometheus_replica", "replica", "__replica__")  # of two Prometheus that scrape the same
 MESSAGE_MAX: Final = 300
 LESS: Final = "ask for less with --since, --step or --selector"
+UP: Final = f"see that it is up; {LESS}"
 TOKEN: Final = "give a token that may read: --token-file, TREFOIL_ASSESS_TOKEN; to Mimir --header X-Scope-OrgID=TEAM"
 PREFIX: Final = "give the path prefix as well, e.g. https://host/prometheus, or the address it redirects to"
 API: Final = "give the address of its API with its path prefix; a login page or Grafana is none"
@@ -56,51 +56,38 @@ def open_client(
     return httpx.Client(verify=trust, headers=own | dict(headers or {}), auth=auth, timeout=TIMEOUT_S)
 
 
-@dataclass(slots=True)
-class Asked:
-    """How much a source was asked for."""
-
-    requests: int = 0
-    samples: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.requests:,} requests, {self.samples:,} samples"
-
-
 def base_url(url: str, option: str) -> str:
-    """URL without a last slash; raises SettingError: it is no http(s) URL, or holds a password or query."""
+    """URL without a last slash; raises SettingError: it is no http(s) URL, or holds what could be a secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SettingError("is no URL", field=option, value=url, remedy="write http://host:9090 or https://host/prefix")
-    if parts.username or parts.password:
-        remedy = "put the password into a file: --token-file FILE --user NAME"
-        raise SettingError("a URL holds no password", field=option, value=parts.hostname, remedy=remedy)
-    if parts.query or parts.fragment:
-        remedy = "end the URL before '?' and '#'; send keys with --header NAME=VALUE"
-        raise SettingError("a URL holds no query", field=option, value=parts.hostname, remedy=remedy)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        remedy = "put a password into a file: --token-file FILE --user NAME; send keys with --header NAME=VALUE"
+        raise SettingError("a URL holds neither password nor query", field=option, value=parts.hostname, remedy=remedy)
     return url.rstrip("/")
 
 
 def get(
-    client: httpx.Client, url: str, option: str, asked: Asked, params: Mapping[str, str] | None = None
+    client: httpx.Client, url: str, option: str, asked: Counter[str], params: Mapping[str, str] | None = None
 ) -> tuple[str, bytes]:
-    """Content type and body of the answer to a GET, read whole within `TIMEOUT_S`; raises Unavailable: no answer in
-    time, no connection; Untrusted: TLS; InvalidInput: not 200."""
-    clock, body, asked.requests = WallClock(), bytearray(), asked.requests + 1
+    """Content type and body of the answer to a GET, read whole within `TIMEOUT_S`; `asked` counts it. Raises
+    Unavailable: no answer in time, no connection; Untrusted: TLS; InvalidInput: not 200."""
+    clock, body = WallClock(), bytearray()
+    asked["requests"] += 1
     until_s, silent = clock.monotonic_s() + TIMEOUT_S, f"no whole answer within {TIMEOUT_S:g} s"
     try:
         with client.stream("GET", url, params=params) as answer:
             for piece in answer.iter_bytes():
                 body += piece
                 if clock.monotonic_s() > until_s:
-                    raise Unavailable(silent, field=option, value=url, remedy=f"see that it is up; {LESS}")
+                    raise Unavailable(silent, field=option, value=url, remedy=UP)
                 if len(body) > BYTES_MAX:
                     raise InvalidInput(f"an answer of more than {BYTES_MAX:,} bytes", field=option, remedy=LESS)
     except httpx.TimeoutException as error:
-        raise Unavailable(silent, field=option, value=url, remedy=f"see that it is up; {LESS}") from error
+        raise Unavailable(silent, field=option, value=url, remedy=UP) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         words = str(error) or type(error).__name__
         if "SSL" in words.upper():
@@ -111,19 +98,19 @@ def get(
     if answer.status_code != 200:
         status = 302 if 300 <= answer.status_code < 400 else answer.status_code
         words = f" ({printable(words[:MESSAGE_MAX])})" if (words := error_message(bytes(body))) else ""
-        why, remedy = f"{url} answered {answer.status_code}{words}", REMEDIES.get(status, LESS)
+        why, remedy = f"{url} answered {answer.status_code}{words}", REMEDIES.get(status, UP)
         raise InvalidInput(why, field="--token-file" if status in (401, 403) else option, remedy=remedy)
     return answer.headers.get("Content-Type", "").partition(";")[0], bytes(body)
 
 
 @dataclass(slots=True)
 class Prometheus:
-    """Prometheus by its HTTP API. `warnings`: what it said of answers that are not whole (Thanos)."""
+    """Prometheus by its HTTP API. `asked`: requests and samples so far; `warnings`: of answers that are not whole."""
 
     url: str
     client: httpx.Client
     selector: str = ""
-    asked: Asked = field(default_factory=Asked)
+    asked: Counter[str] = field(default_factory=Counter)
     warnings: set[str] = field(default_factory=set)
 
     def _data(self, path: str, params: Mapping[str, str]) -> Any:
@@ -144,21 +131,20 @@ class Prometheus:
 
     def read(self, begin_s: float, end_s: float, step_s: float = 0.0) -> list[MetricSeries]:
         """Every series that is read, in a time. `step_s` 0: such that a series has at most `POINTS`."""
-        wanted = f'__name__=~"{"|".join(names_asked())}"'
+        wanted = f'__name__=~"({"|".join(SERIES)})(_total)?"'
         match = "{" + ",".join(filter(None, (wanted, self.selector))) + "}"
         span = {"start": f"{begin_s:.0f}", "end": f"{end_s:.0f}"}
         try:
             labels = [labels_of(one) for one in self._data("series", {"match[]": match, **span})]
-            names = Counter(one["__name__"] for one in labels if meaning(one["__name__"]) is not None)
+            names = Counter(one["__name__"] for one in labels if known_name(one["__name__"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput("series without names", field="--prometheus", value=self.url, remedy=API) from error
         check_clusters(labels)
         step_s = step_s or next((s for s in STEPS_S if (end_s - begin_s) / s <= POINTS), STEPS_S[-1])
         samples = len(labels) * (end_s - begin_s) / step_s
         if samples > SAMPLES_MAX:
-            enough = next((s for s in STEPS_S if samples * step_s / s <= SAMPLES_MAX), 0)
-            less = f"--step {enough}" if enough else "a shorter --since"
-            remedy = f"give {less}, or a part of the fleet by --selector"
+            least_s = math.ceil(samples * step_s / SAMPLES_MAX)
+            remedy = f"give --step {least_s}, a shorter --since, or a part of the fleet by --selector"
             why = f"{len(labels):,} series every {step_s:g} s are {samples:,.0f} samples, more than {SAMPLES_MAX:,}"
             raise InvalidInput(why, field="--since", remedy=remedy)
         found: dict[tuple[str, frozenset[tuple[str, str]]], list[MetricSeries]] = defaultdict(list)
@@ -171,11 +157,8 @@ class Prometheus:
                     found[name, frozenset(part.labels.items())].append(part)
                 at_s += points * step_s
         if names and not found:
-            why, remedy = (
-                f"no sample within five minutes of any step of {step_s:g} s",
-                "give a smaller --step or --since",
-            )
-            raise InvalidInput(why, field="--step", remedy=remedy)
+            why = f"no sample within five minutes of any step of {step_s:g} s"
+            raise InvalidInput(why, field="--step", remedy="give a smaller --step or --since")
         return [MetricSeries(name, dict(key), *merged(parts)) for (name, key), parts in found.items()]
 
     def _range(self, name: str, begin_s: float, end_s: float, step_s: float) -> list[MetricSeries]:
@@ -184,11 +167,10 @@ class Prometheus:
         data, found = self._data("query_range", params), []
         try:
             for one in data["result"]:
-                told = labels_of(one["metric"])
-                labels = {k: v for k, v in told.items() if k not in (*REPLICA_LABELS, "__name__")}
+                labels = {k: v for k, v in labels_of(one["metric"]).items() if k != "__name__"}
                 points = np.array(one["values"], dtype=np.float64).reshape(-1, 2)
                 points = points[(points[:, 0] >= begin_s - step_s) & (points[:, 0] <= end_s + step_s)]
-                self.asked.samples += len(points)
+                self.asked["samples"] += len(points)
                 if len(points):
                     found.append(MetricSeries(name, labels, points[:, 0], points[:, 1]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:

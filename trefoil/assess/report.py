@@ -50,8 +50,7 @@ def tables(one: Assessment) -> list[tuple[str, str, list[tuple[str, ...]]]]:
         models.append((name, *first, f"{cost.joules:.4g}", f"{cost.grams:.4g}", idle))
     found = [("Devices", DEVICE_COLUMNS, devices), ("Models", MODEL_COLUMNS, models)]
     if one.today:
-        rows = [_saving(answer, one.costs.whole.grams) for answer in one.answers]
-        found.append(("Savings", SAVING_COLUMNS, rows))
+        found.append(("Savings", SAVING_COLUMNS, [_saving(answer, one.costs.whole.grams) for answer in one.answers]))
     return found
 
 
@@ -88,10 +87,10 @@ def to_json(one: Assessment) -> dict[str, Any]:
         keys = ("batch", "service_ms", "request_ms", "latency_ms", "latency_basis")
         servers = {replica.name: [device for device, _ in replica.devices] for replica in model.replicas}
         rate = (model.count("requests") / found.bin_s).tolist()
-        own = {key: getattr(model, key) for key in keys}
-        models[name] = {**asdict(costs.by_model[name]), "servers": servers, "requests_per_s": rate, **own}
+        models[name] = asdict(costs.by_model[name]) | {"servers": servers, "requests_per_s": rate}
+        models[name] |= {key: getattr(model, key) for key in keys}
     return {
-        "begin_s": found.begin_s, "bin_s": found.bin_s, "covered_s": float(found.covered_s.sum()),
+        "begin_s": float(found.edges_s[0]), "bin_s": found.bin_s, "covered_s": float(found.covered_s.sum()),
         **asdict(costs.whole), "asleep_device_h": found.asleep_h(), "devices": devices, "models": models,
         "joules_by_bin": costs.joules.tolist(), "intensity_g_per_kwh": costs.intensity.tolist(),
         "savings": [asdict(answer) for answer in one.answers], "today_simulated": dict(one.today),
@@ -106,11 +105,10 @@ def plot(one: Assessment) -> "Figure":
     figure = Figure(figsize=(9.0, 8.0), layout="constrained")
     load, power, carbon, savings = panels = figure.subplots(4, 1)
     found = one.found
-    hours = (found.edges_s[:-1] - found.begin_s) / HOUR_S
+    hours = (found.edges_s[:-1] - found.edges_s[0]) / HOUR_S
     for model in found.models.values():
-        load.step(
-            hours, model.count("requests") / found.bin_s, where="post", label=f" {model.name}".replace("$", r"\$")
-        )
+        name = f" {model.name}".replace("$", r"\$")
+        load.step(hours, model.count("requests") / found.bin_s, where="post", label=name)
     load.legend(frameon=False)
     power.step(hours, one.costs.joules / found.bin_s, where="post")
     power.axhline(sum(one.costs.fits[device.board].idle_w for device in found.devices.values()), ls="--", lw=1)

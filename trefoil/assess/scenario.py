@@ -9,19 +9,20 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
-from trefoil.assess.families import FittedFamily, Terms
+from trefoil.assess.families import FittedFamily, Fitting, Terms
 from trefoil.assess.finding import Found
+from trefoil.assess.fitting import UNKNOWN_SIGMA
 from trefoil.assess.series import Floats
 from trefoil.core.device_types import DRIVERS, NO_MIG, placements, reported_type
 from trefoil.core.errors import InvalidInput
-from trefoil.core.fleet import DeviceKind, DeviceType
+from trefoil.core.fleet import DeviceKind
 from trefoil.core.units import DAY_S, HOUR_S
 from trefoil.profiler.profile_csv import ProfileProvenance, profile_text, write_profile
 from trefoil.runtime.config import to_toml
@@ -30,7 +31,6 @@ from trefoil.simulator.scenario.schema import Scenario
 REQUESTS_MAX: Final = 20_000  # that are simulated one by one; more are a flow
 SPAN_MAX_S: Final = 7 * DAY_S
 COVERED_MIN: Final = 0.5
-LAW_SIGMA: Final = 0.3  # of times on slices that are by the law
 PLANNER: Final = "trefoil.assess.today:AsFound"
 DEMAND_STEPS: Final = (1.05, 1.25)  # to which demand is rounded up, of at most 16 devices and of more
 FLUID_CONTROL: Final = {"move_horizon_s": HOUR_S, "tick_min_s": 6 * HOUR_S}
@@ -39,7 +39,7 @@ FLUID_CONTROL: Final = {"move_horizon_s": HOUR_S, "tick_min_s": 6 * HOUR_S}
 @dataclass(slots=True)
 class PlayedFleet:
     """Fleet as the simulator has it: families, types by node, what each device hosts (JSON of `today.AsFound`). `zone`:
-    its name and the keys of `carbon.zones`. `left_out`: devices of servers that span several."""
+    keys of a `carbon.zones`. `left_out`: devices of servers that span several."""
 
     found: Found
     families: Sequence[FittedFamily]
@@ -61,17 +61,14 @@ class PlayedFleet:
         return sum(family in names for names in hosted)
 
 
-def fleet_of(
-    found: Found, types: Mapping[str, DeviceType], families: Sequence[FittedFamily], terms: Terms,
-    zone: dict[str, Any], date: str,
-) -> PlayedFleet:  # fmt: skip
+def fleet_of(fitting: Fitting, families: Sequence[FittedFamily], zone: dict[str, Any], date: str) -> PlayedFleet:
     """Fleet of what was found; raises InvalidInput: every server spans several devices."""
-    pairs = [(model, one) for model in found.models.values() for one in model.replicas]
-    wide = {name for _, one in pairs if len(one.devices) > 1 for name, _ in one.devices}
+    found, replicas = fitting.found, (one for model in fitting.found.models.values() for one in model.replicas)
+    wide = {name for one in replicas if len(one.devices) > 1 for name, _ in one.devices}
     served = {model: (one.family.name, variant) for one in families for model, variant in one.served.items()}
     nodes, placed = defaultdict[str, list[str]](list), dict[str, list[Any]]()
     for name in sorted(set(found.devices) - wide, key=lambda name: (found.devices[name].host, name)):
-        device, kind = found.devices[name], types[name]
+        device, kind = found.devices[name], fitting.types[name]
         node = re.sub(r"[^a-z0-9-]+", "-", device.host.lower()).strip("-") or "node0"
         wanted = Counter(device.slices.values())
         cuts = [cut for cut in placements(kind) if not wanted - Counter(part[0] for part in cut)]
@@ -94,7 +91,7 @@ def fleet_of(
         raise InvalidInput(why, field="models", value=", ".join(found.models), remedy=remedy)
     there = {family for slices in placed.values() for _, models in slices for family, _ in models}
     families = [one for one in families if one.family.name in there]
-    return PlayedFleet(found, families, terms, zone, date, dict(nodes), placed, sorted(wide))
+    return PlayedFleet(found, families, fitting.terms, zone, date, dict(nodes), placed, sorted(wide))
 
 
 def rates(found: Found, fitted: FittedFamily) -> Floats:
@@ -118,11 +115,10 @@ def write_family(
     if folder != one.folder:
         family, folder = one.family, folder / one.family.name
         folder.mkdir(parents=True, exist_ok=True)
-        keys = ("name", "version", "accuracy", "accuracy_source", "memory_mib", "load_s", "macs", "licence")
         tree: dict[str, Any] = {"name": family.name, "metric": family.metric, "generative": family.generative}
         tree |= {"tokens_mean": family.tokens_mean} if family.generative else {}
         tree["classes"] = {k: {"percentile": 100 * q, "latency_ms": ms} for k, (ms, q) in family.classes.items()}
-        tree["variants"] = [{key: getattr(variant, key) for key in keys} for variant in own]
+        tree["variants"] = [asdict(variant) for variant in own]
         (folder / "family.toml").write_text(to_toml(tree), encoding="utf-8")
     source = f"trefoil assess: {'fitted to' if one.folder else 'by a law from'} found points"
     about = ProfileProvenance("the fleet that was read", date, "none", simulated=False, source=source, basis="modelled")
@@ -133,59 +129,58 @@ def write_family(
 
 def write_files(out: Path, fleet: PlayedFleet) -> Path:
     """Write the files of a found fleet; the path of scenario.toml."""
-    found, terms, zone, every = fleet.found, fleet.terms, fleet.zone, fleet.families
+    found, terms, zone, every, out = fleet.found, fleet.terms, fleet.zone, fleet.families, out.resolve()
     kept = found.edges_s[:-1] >= found.edges_s[-1] - SPAN_MAX_S - 1.0
     hours = {"offset_h": zone["offset_h"] + float((~kept).sum()) * found.bin_s / HOUR_S} if "offset_h" in zone else {}
     load = {one.family.name: rates(found, one)[kept] for one in fleet.families}
     fluid = sum(float(rate.sum()) for rate in load.values()) * found.bin_s > REQUESTS_MAX
-    families, own = [], dict[str, tuple[dict[str, Any], str]]()
-    for one in fleet.families:
-        name, profile = one.family.name, "profile.csv" if len(fleet.families) == 1 else f"profile-{one.family.name}.csv"
+    families = list[dict[str, Any]]()
+    for one in every:
+        name, profile = one.family.name, "profile.csv" if len(every) == 1 else f"profile-{one.family.name}.csv"
         out.mkdir(parents=True, exist_ok=True)
         write_family(one.folder or out / "families", one, out / profile, fleet.date)
         points = [[round((n + 0.5) * found.bin_s, 1), float(f"{rate:.6g}")] for n, rate in enumerate(load[name])]
         repository = str(one.folder.parent) if one.folder else "families"
-        own[name] = {"name": name, "repository": str((out / repository).resolve())}, str((out / profile).resolve())
         slo, items = {"latency_ms": one.slo_ms, "percentile": 95.0}, fmean(model.items for model in one.models)
         objective = {"window_s": DAY_S, "slo": slo, "accuracy": {"floor": one.floor}}
         tree = {"name": name, "repository": repository, "profile": profile, "items": items, "allow_missing": True}
-        tree |= {"batch_delay_ms": 0.0} if one.joins else {}
-        families.append(tree | {"arrivals": {"points": points}, "objective": objective})
+        tree |= {"batch_delay_ms": 0.0 if one.joins else None, "arrivals": {"points": points}, "objective": objective}
+        families.append(tree)
     tree = {
         "name": "assess", "policy": "exact", "duration_s": float(kept.sum() * found.bin_s),
         **({"fidelity": "fluid", "step_s": min(300.0, found.bin_s / 4)} if fluid else {}),
         "parts": {"planner": {"demand_step": DEMAND_STEPS[len(fleet.placed) > 16]}} if fluid else {},
         "control": {"pue": terms.pue} | (FLUID_CONTROL if fluid else {}),
         "noise": {"latency": max(o.sigma_ms for o in every), "energy": max(o.sigma_j for o in every)},
-        "nodes": [{"name": node, "zone": zone["name"], "devices": kinds} for node, kinds in fleet.nodes.items()],
-        "carbon": {"zones": {zone["name"]: {k: v for k, v in (zone | hours).items() if k != "name"}}},
+        "nodes": [{"name": node, "zone": terms.zone, "devices": kinds} for node, kinds in fleet.nodes.items()],
+        "carbon": {"zones": {terms.zone: zone | hours}},
         "families": families,
     }  # fmt: skip
     head = f"# Written by trefoil assess on {fleet.date}: {len(found.devices)} devices, {len(found.models)} models.\n"
     (out / "scenario.toml").write_text(head + to_toml(tree), encoding="utf-8")
-    (out / "up.toml").write_text(head + to_toml(_up(fleet, own, load)), encoding="utf-8")
+    (out / "up.toml").write_text(head + to_toml(_up(fleet, families, out)), encoding="utf-8")
     return out / "scenario.toml"
 
 
-def _up(
-    fleet: PlayedFleet, own: Mapping[str, tuple[dict[str, Any], str]], load: Mapping[str, Floats]
-) -> dict[str, Any]:
-    """Settings of `trefoil up`: the first node, simulated where its boards can be, else this machine."""
+def _up(fleet: PlayedFleet, families: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
+    """Settings of `trefoil up`: the first node, simulated where its boards can be, else this machine. `families`: as
+    the scenario has them; `out`: where their files are."""
     node, kinds = next(iter(fleet.nodes.items()))
     devices = [kind.removesuffix(NO_MIG) for kind in kinds]
-    first, *others = fleet.families
-    family, profile = own[first.family.name]
+    first, floor = families[0], families[0]["objective"]["accuracy"]["floor"]
+    paths = {"repository": str(out / first["repository"]), "profile_override": str(out / first["profile"])}
+    rate_per_s = fmean(rate for _, rate in first["arrivals"]["points"])
     constant, trace = fleet.zone.get("constant_g_per_kwh"), fleet.zone.get("trace")
     day = {"trace": trace, "trace_h": 24.0, "step_h": 1.0, "steps": 24, "step_s": HOUR_S}
     return {
-        "policy": "exact", "pue": fleet.terms.pue, "demand_initial_per_s": float(load[first.family.name].mean()),
+        "policy": "exact", "pue": fleet.terms.pue, "demand_initial_per_s": rate_per_s,
         "fleet": {"node": node} | ({"devices": devices} if all(d in DRIVERS for d in devices) else {"kind": "real"}),
-        "family": family | {"profile_override": profile},
-        "more_families": [{"name": o.family.name, "slo": {"latency_ms": o.slo_ms}} for o in others],
-        "slo": {"percentile": 95.0, "latency_ms": first.slo_ms},
-        "accuracy": {"floor": first.floor, "hard_floor": 0.9 * first.floor},
+        "family": {"name": first["name"], **paths},
+        "more_families": [{"name": o.family.name, "slo": {"latency_ms": o.slo_ms}} for o in fleet.families[1:]],
+        "slo": first["objective"]["slo"],
+        "accuracy": {"floor": floor, "hard_floor": 0.9 * floor},
         "availability": {"replicas_min": 1, "spread_min": 1},
-        "carbon": {"zone": fleet.zone["name"]} | (day if trace else {}),
+        "carbon": {"zone": fleet.terms.zone} | (day if trace else {}),
         "carbon_feed": {} if trace else {"provider": "constant", "static_g_per_kwh": constant},
     }  # fmt: skip
 
@@ -223,15 +218,16 @@ def _scenario(base: Scenario, scratch: Path, fleet: PlayedFleet, name: str, poli
         kept = {"availability": {"spread_min": spread, "replicas_min": spread}}
         own = told.model_dump() | {"repository": folder, "profile": profile}
         served.append(own | {"objective": own["objective"] | kept})
-    planner = dict(base.parts.get("planner", {})) | ({"families_per_slice": 4} if fleet.shared else {})
+    shared: dict[str, Any] = {"families_per_slice": 4} if fleet.shared else {}
+    planner = shared | base.parts.get("planner", {})
     tree = base.model_dump() | {"name": name, "policy": policy, "families": served}
     if policy == "base":
-        tree["planner"], planner = PLANNER + "Shared" * fleet.shared, {"placement": json.dumps(fleet.placed)}
+        tree["planner"], planner = PLANNER, {"placement": json.dumps(fleet.placed)} | shared
     elif clocks:
         planner["clocks"] = "planned"
     if mig:
         for node in tree["nodes"]:
             node["devices"] = tuple(kind.removesuffix(NO_MIG) for kind in node["devices"])
         if any(one.folder is None for one in fleet.families):
-            tree["noise"]["latency"] = max(LAW_SIGMA, base.noise.latency)
+            tree["noise"]["latency"] = max(UNKNOWN_SIGMA, base.noise.latency)
     return Scenario.model_validate(tree | {"parts": {"planner": planner}})

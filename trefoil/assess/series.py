@@ -4,7 +4,6 @@ Names: Triton 23 to 26 (docs/user_guide/metrics.md), vLLM 0.6 to 0.32, DCGM expo
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ class Meaning:
 
 MODEL_SERIES: Final[Mapping[str, Meaning]] = {
     "nv_inference_request_success": Meaning("requests", rank=1),
-    "nv_inference_request_failure": Meaning("failures"),
     "nv_inference_count": Meaning("items"),
     "nv_inference_exec_count": Meaning("executions"),
     "nv_inference_request_duration_us": Meaning("request_s", US, rank=1),
@@ -60,7 +58,6 @@ MODEL_SERIES: Final[Mapping[str, Meaning]] = {
     "vllm:e2e_request_latency_seconds_bucket": Meaning("bucket"),
     "vllm:request_queue_time_seconds_sum": Meaning("queue_s"),
     "vllm:time_in_queue_requests_sum": Meaning("queue_s", rank=1),  # 0.6 and 0.7
-    "vllm:generation_tokens_total": Meaning("tokens"),
     "vllm:num_requests_running": Meaning("running"),
 }
 DEVICE_SERIES: Final[Mapping[str, Meaning]] = {
@@ -89,15 +86,10 @@ COUNTERS: Final = frozenset(one.quantity for one in SERIES.values()) - set(MOST)
 CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "k8s_cluster_name")
 
 
-def meaning(name: str) -> Meaning | None:
-    """What a series stands for by its name; None: it is not read. OpenMetrics ends the names of counters `_total`."""
-    return SERIES.get(name) or SERIES.get(name.removesuffix("_total"))
-
-
-def names_asked() -> tuple[str, ...]:
-    """Every name under which a series that is read may be found."""
-    plain = (n for n in SERIES if SERIES[n].quantity in COUNTERS and not re.search("_(total|sum|bucket)$", n))
-    return (*SERIES, *(f"{name}_total" for name in plain))
+def known_name(name: str) -> str:
+    """Name in `SERIES` of a series by the name that its source gives it, where OpenMetrics ends a counter's `_total`;
+    "": it is not read."""
+    return next((one for one in (name, name.removesuffix("_total")) if one in SERIES), "")
 
 
 def printable(text: str) -> str:
@@ -113,13 +105,15 @@ def labels_of(labels: object) -> dict[str, str]:
 
 
 def sound(series: Sequence[MetricSeries], notes: list[str]) -> list[MetricSeries]:
-    """Series that are read, without samples below 0, not finite, or beyond `MOST`; `notes` gets how many these were."""
+    """Series that are read, by their names in `SERIES` and in the units of quantities, without samples below 0, not
+    finite, or beyond `MOST`; `notes` gets how many these were."""
     found, dropped = list[MetricSeries](), Counter[str]()
     for one in series:
-        if (about := meaning(one.name)) is not None:
-            kept = (one.values >= 0) & (one.values * about.factor <= MOST.get(about.quantity, COUNT_MAX))
-            dropped[one.name] += int((~kept & ~np.isnan(one.values)).sum())
-            found += [MetricSeries(one.name, one.labels, one.times_s[kept], one.values[kept])] if kept.any() else []
+        if (name := known_name(one.name)) in SERIES:
+            about, values = SERIES[name], one.values * SERIES[name].factor
+            kept = (values >= 0) & (values <= MOST.get(about.quantity, COUNT_MAX))
+            dropped[name] += int((~kept & ~np.isnan(values)).sum())
+            found += [MetricSeries(name, one.labels, one.times_s[kept], values[kept])] if kept.any() else []
     why = "samples left out: negative, infinite, or blanks of DCGM"
     notes += [f"{name}: {count:,} {why}" for name, count in dropped.items() if count]
     return found
@@ -151,10 +145,7 @@ def increases(
 
 def means(times_s: Floats, values: Floats, edges_s: Floats) -> Floats:
     """Mean of a gauge's samples in each bin; NaN where there is none."""
-    place = np.searchsorted(edges_s, times_s, side="right") - 1
-    inside = (place >= 0) & (place < edges_s.size - 1)
-    count = np.bincount(place[inside], minlength=edges_s.size - 1)
-    total = np.bincount(place[inside], values[inside], minlength=edges_s.size - 1)
+    count, total = np.histogram(times_s, edges_s)[0], np.histogram(times_s, edges_s, weights=values)[0]
     return np.asarray(np.divide(total, count, out=np.full(edges_s.size - 1, np.nan), where=count > 0))
 
 
@@ -164,7 +155,7 @@ def merged(parts: Sequence[MetricSeries]) -> tuple[Floats, Floats]:
     times = np.concatenate([one.times_s for one in parts])
     values = np.concatenate([one.values for one in parts])
     known, place = np.unique(times, return_inverse=True)
-    highest = np.full(known.size, -np.inf)
+    highest = np.full(known.size, np.nan)
     np.fmax.at(highest, place, values)
     return known, highest
 

@@ -14,13 +14,13 @@ from controller.planners.planning_input import HostedSlice, read_view
 from controller.planners.uniform import decide
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.fleet import DeviceState, SliceKey
-from trefoil.core.parts import Traits
 
 
 class AsFoundSettings(PlannerSettings):
     """Settings of `AsFound`."""
 
     placement: str = "{}"  # {"node0/gpu0": [[["7g.40gb", 0, 8], [["digits", "digits-l"]]]]}
+    families_per_slice: int = 1  # more: models share a slice
 
 
 class AsFound:
@@ -29,22 +29,19 @@ class AsFound:
     settings = AsFoundSettings
 
     def __init__(self, settings: AsFoundSettings) -> None:
-        self._settings = settings
-        self._hosted = {
-            device: tuple(
-                HostedSlice(
-                    SliceKey(device, *place), pair[0], pair[1], tuple((f, v) for f, v in pairs if [f, v] != pair)
-                )
-                for place, pairs in slices
-                for pair in pairs
-            )
-            for device, slices in json.loads(settings.placement).items()
-        }
+        self._settings, self._placed = settings, json.loads(settings.placement)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan what was found."""
         inputs = read_view(view, self._settings.rate_floor_per_s)
-        kept = {device.name: self._hosted.get(device.name, ()) for device in inputs.devices}
+        kept = {
+            device.name: tuple(
+                HostedSlice(SliceKey(device.name, *place), f, v, tuple(map(tuple, pairs[:n] + pairs[n + 1 :])))
+                for place, pairs in self._placed.get(device.name, ())
+                for n, (f, v) in enumerate(pairs)
+            )
+            for device in inputs.devices
+        }
         found = decide(inputs, "as_found", kept, self._settings, rng)
         if found.plan is None:
             return found
@@ -53,10 +50,3 @@ class AsFound:
             for node in found.plan.nodes
         )
         return replace(found, plan=replace(found.plan, nodes=nodes))
-
-
-class AsFoundShared(AsFound):
-    """Planner AS_FOUND where models share a slice."""
-
-    settings = AsFoundSettings
-    traits = Traits(shares=True)

@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,7 +15,7 @@ from rich.markup import escape
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.demo.results import made_by
 from trefoil.cli.options import parse_number
-from trefoil.cli.output import AsJson, console, grid, print_json, ticking
+from trefoil.cli.output import AsJson, console, grid, print_json, ticking, writing
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS
 from trefoil.runtime.clock import WallClock
@@ -36,7 +38,7 @@ def assess(
     from_csv: Annotated[list[Path] | None, typer.Option(help="Instead: an export; again for each.")] = None,
     since: Annotated[str, typer.Option(help="ISO 8601 time, or how long ago: 90min, 24h, 7d.")] = "7d",
     until: Annotated[str, typer.Option(help="The same; default: now.")] = "",
-    step: Annotated[float, typer.Option(min=0, help="Seconds between samples; 0: by the time that is read.")] = 0.0,
+    step: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds between samples; 0: as --since asks.")] = 0.0,
     selector: Annotated[str, typer.Option(help="Matchers of a part of the fleet: 'cluster=\"a\"'.")] = "",
     minutes: Annotated[float, typer.Option(min=0.05, max=1440, help="How long --scrape reads.")] = 10.0,
     every: Annotated[float, typer.Option(min=0.5, max=300, help="Seconds between two scrapes.")] = 5.0,
@@ -46,7 +48,7 @@ def assess(
     tls_ca: Annotated[File, typer.Option("--tls-ca", help="PEM of the authority of its certificate.")] = None,
     carbon: Annotated[str, typer.Option(help="Trace of intensities, or g/kWh; default 400.")] = "",
     zone: Annotated[str, typer.Option(help="Name of the grid zone.")] = "grid",
-    pue: Annotated[float, typer.Option(min=1, help="Power usage effectiveness of the site.")] = 1.2,
+    pue: Annotated[float, typer.Option(min=1, max=10, help="Power usage effectiveness of the site.")] = 1.2,
     accuracy: Annotated[Many, typer.Option(metavar="MODEL=0.76", help="Accuracy of a model; default 1.")] = None,
     variants: Annotated[Many, typer.Option(metavar="NAME=A,B", help="Models that answer the same question.")] = None,
     slo_latency_ms: Annotated[Many, typer.Option(metavar="[MODEL=]MS", help="p95 promised; default 2 x found.")] = None,
@@ -61,19 +63,25 @@ def assess(
     """Tell what a fleet costs in joules and grams, and what each lever would save. Writes to nothing that it reads."""
     from trefoil.assess.answering import assess as assess_series
     from trefoil.assess.families import Terms
+    from trefoil.assess.prometheus import open_client
 
     terms = Terms(
-        accuracy={k: parse_number("--accuracy", k, v) for k, v in parse_pairs("--accuracy", accuracy or ()).items()},
+        accuracy=_numbers("--accuracy", accuracy, 1.0),
         variants={k: tuple(v.split(",")) for k, v in parse_pairs("--variants", variants or ()).items()},
-        slo_ms=_slo_ms(slo_latency_ms or []), below_best_pct=below_best_pct, device_type=device_type,
-        repository=repository, pue=pue,
+        slo_ms=_numbers("--slo-latency-ms", slo_latency_ms, 1e7), below_best_pct=below_best_pct,
+        device_type=device_type, repository=repository, pue=pue, carbon=carbon, zone=zone,
     )  # fmt: skip
+    with nullcontext() if out is None else writing(out / "assess.json", "--out"):
+        pass  # before minutes of work
     with ticking(quiet=as_json) as say:
-        now_s, client = WallClock().now_s(), _client(token_file, user, header or [], tls_ca)
+        token = read_secret_file(token_file, "--token-file") if token_file else os.environ.get(TOKEN_VARIABLE, "")
+        if user and not token:
+            raise SettingError("no password", field="--user", value=user, remedy=f"--token-file or {TOKEN_VARIABLE}")
+        now_s, client = WallClock().now_s(), open_client(token, user, parse_pairs("--header", header or ()), tls_ca)
         paced = {"--since": since, "--until": until, "step_s": step, "span_s": 60 * minutes, "every_s": every}
         series, asked = _read(prometheus, scrape or [], from_csv or [], client, selector, paced, now_s, say)
         found = assess_series(
-            series, terms, carbon=carbon, zone=zone, seeds=seeds, jobs=jobs, out=out, asked=asked,
+            series, terms, seeds=seeds, jobs=jobs, out=out, asked=asked,
             date=datetime.fromtimestamp(now_s, UTC).date().isoformat(), say=say,
         )  # fmt: skip
     _show(found, out, as_json, {**made_by(), "command": "trefoil assess"})
@@ -85,23 +93,25 @@ def _read(
 ) -> "tuple[list[MetricSeries], str]":  # fmt: skip
     """Series of the one source that is given, and how much it was asked."""
     from trefoil.assess.given import read_csv, scrape
-    from trefoil.assess.prometheus import Asked, Prometheus
+    from trefoil.assess.prometheus import Prometheus
 
     if sum(map(bool, (prometheus, pages, exports))) != 1:
         remedy = "give one of --prometheus URL, --scrape URL, --from-csv FILE"
         raise SettingError("one source is read", field="source", remedy=remedy)
+    asked = Counter[str]()
     if pages:
-        series = scrape(pages, paced["span_s"], paced["every_s"], client, asked := Asked(), say)
-        return series, f"{len(pages)} pages: {asked}"
+        series = scrape(pages, paced["span_s"], paced["every_s"], client, asked, say)
+        return series, f"{len(pages)} pages: {asked['requests']:,} requests, {asked['samples']:,} samples"
     if exports:
         series = read_csv(exports)
         return series, f"{', '.join(map(str, exports))}: {sum(one.times_s.size for one in series):,} samples"
     begin_s, end_s = (parse_moment(paced[option], option, now_s) for option in ("--since", "--until"))
     if not begin_s < (end_s or now_s):
         raise SettingError("not before --until", field="--since", value=paced["--since"], remedy="give an earlier time")
-    source = Prometheus(prometheus, client, selector)
+    source = Prometheus(prometheus, client, selector, asked)
     series = source.read(begin_s, end_s or now_s, paced["step_s"])
-    return series, "; ".join([f"{prometheus}: {source.asked}", *sorted(source.warnings)])
+    amounts = f"{prometheus}: {asked['requests']:,} requests, {asked['samples']:,} samples"
+    return series, "; ".join([amounts, *sorted(source.warnings)])
 
 
 def _show(found: "Assessment", out: Path | None, as_json: bool, about: dict[str, str]) -> None:
@@ -124,20 +134,11 @@ def _show(found: "Assessment", out: Path | None, as_json: bool, about: dict[str,
         console().print(f"written to {out}: {', '.join(sorted(one.name for one in out.iterdir()))}")
 
 
-def _slo_ms(given: list[str]) -> dict[str, float]:
-    """SLO [ms] by model; "" for all."""
-    found = {k: parse_number("--slo-latency-ms", k, v) for k, _, v in (one.rpartition("=") for one in given)}
+def _numbers(option: str, given: Many, most: float) -> dict[str, float]:
+    """Number by model of each MODEL=NUMBER, or NUMBER of all of them (""); above 0, at most `most`."""
+    found = {k: parse_number(option, k, v) for k, _, v in (one.rpartition("=") for one in given or ())}
     for name, value in found.items():
-        if not value > 0:
-            remedy = "write 50, or NAME=50"
-            raise SettingError("must be > 0", field=f"--slo-latency-ms {name}", value=value, remedy=remedy)
+        if not 0 < value <= most:
+            field, remedy = f"{option} {name}".strip(), f"write {option} MODEL=NUMBER within these bounds"
+            raise SettingError(f"must be > 0 and <= {most:g}", field=field, value=value, remedy=remedy)
     return found
-
-
-def _client(token_file: Path | None, user: str, header: list[str], tls_ca: Path | None) -> "httpx.Client":
-    from trefoil.assess.prometheus import open_client
-
-    token = read_secret_file(token_file, "--token-file") if token_file else os.environ.get(TOKEN_VARIABLE, "")
-    if user and not token:
-        raise SettingError("no password", field="--user", value=user, remedy=f"--token-file or {TOKEN_VARIABLE}")
-    return open_client(token, user, parse_pairs("--header", header), tls_ca)

@@ -247,16 +247,8 @@ def _plan(
 ) -> PlannedCase:
     """Jobs of one case, of which each row's first scenario has been read and checked whole. `rows`: setting, values."""
     loaded = {name: _row_scenario(scenario, chosen, rows[0], name) for name in rows[1]}
-    left_out = dict[str, str]()
-    for name, one in tuple(loaded.items()):
-        try:
-            prepare(one)
-        except TrefoilError as error:
-            if not every or len(loaded) == 1:
-                raise  # it is the scenario that cannot be played
-            left_out[name] = str(error)
-            del loaded[name]
-    jobs = {name: tuple(_job(name, one, n, every) for n in range(seeds)) for name, one in loaded.items()}
+    left_out = take_unplayable(loaded, "" if every else None)
+    jobs = {name: jobs_of(name, one, seeds, optional=every) for name, one in loaded.items()}
     shown = {key: str(value) for key, value in chosen.items() if len(varied[key]) > 1}
     if rows[0] == "policy":
         priced = pricing(_scenario(scenario, {**chosen, "policy": OBLIVIOUS}), seeds)
@@ -266,6 +258,30 @@ def _plan(
         priced = tuple((_job(name, first, n), _job(name, dear, n)) for n in range(seeds))
     weighed = _weighed(loaded) if rows[0] == "policy" else None
     return PlannedCase(shown, jobs, priced, left_out, traces_read(next(iter(loaded.values()))), weighed)
+
+
+def take_unplayable(loaded: dict[str, Scenario], needed: str | None = "") -> dict[str, str]:
+    """Take scenarios that cannot be played out of `loaded`; says why, by name. The last one is never taken, nor the one
+    that is `needed` (None: each is): then it raises.
+
+    Raises:
+        errors.TrefoilError: names field, value and remedy.
+    """
+    left_out = dict[str, str]()
+    for name, one in tuple(loaded.items()):
+        try:
+            prepare(one)
+        except TrefoilError as error:
+            if needed in (None, name) or len(loaded) == 1:
+                raise
+            left_out[name] = str(error)
+            del loaded[name]
+    return left_out
+
+
+def jobs_of(row: str, scenario: Scenario, seeds: int, *, optional: bool) -> tuple[Job, ...]:
+    """Jobs of a row, a seed each."""
+    return tuple(_job(row, scenario, n, optional) for n in range(seeds))
 
 
 def _row_scenario(scenario: Path | str | Scenario, chosen: Mapping[str, Any], setting: str, name: str) -> Scenario:

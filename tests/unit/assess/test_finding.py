@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.metric_pages import BEGIN_S, IDLE_W, JOULES, SERVICE_S, World, joules, vllm
+from trefoil.assess.families import FittedFamily
 from trefoil.assess.finding import find, histogram_quantile
 from trefoil.assess.fitting import NO_MODEL, costs, fit_boards
 from trefoil.assess.given import page_samples
+from trefoil.assess.scenario import rates
 from trefoil.assess.series import MetricSeries, series_of
+from trefoil.core.catalog import Family
 from trefoil.core.errors import InvalidInput
 
 DAY_S = 86_400.0
@@ -79,6 +82,7 @@ def test_with_mig_each_slice_repeats_the_boards_joules_which_count_once():
     assert joules(found) == pytest.approx(sum(world.joules(n, DAY_S) for n in (0, 1)), rel=1e-6)
     assert found.devices["GPU-0"].slices == {"7": "3g.20gb", "8": "3g.20gb"}
     assert found.models["resnet50:3"].replicas[0].devices == (("GPU-0", "7"),)
+    assert costed(found).fits["NVIDIA A100-SXM4-40GB"].idle_basis == "fitted", "no utilisation is there"
 
 
 def test_labels_renamed_by_a_scraper_are_the_same_servers():
@@ -124,6 +128,127 @@ def test_a_device_without_a_model_says_what_idle_is():
     assert cost.fits["NVIDIA A100-SXM4-40GB"].idle_basis == "seen idle"
     assert cost.by_model[NO_MODEL].joules == pytest.approx(60.0 * 7080.0, rel=1e-3)
     assert found.asleep_h() > 1.9
+
+
+def sampled(pages, span_s=7200.0):
+    """Series of pages of each time, with what a scraper adds to each."""
+    times = np.arange(0.0, span_s, 120.0)
+    return series_of(
+        one
+        for at_s in times
+        for text, labels in pages(at_s)
+        for one in page_samples(text, BEGIN_S + at_s, "p", **labels)
+    )
+
+
+def test_two_tritons_that_report_one_gpu_count_it_once():
+    """Each counts its joules since its own start."""
+    world, other = World(servers=1), World(servers=1, model="other")
+
+    def pages(at_s):
+        counted, started_s = f"{world.joules(0, at_s) + 1e3:f}", 3000.0
+        yield world.triton(0, at_s), {"instance": "h:8002"}
+        if at_s >= started_s:
+            late = f"{world.joules(0, at_s) - world.joules(0, started_s):f}"
+            yield other.triton(0, at_s).replace(counted, late), {"instance": "h:9002"}
+
+    found = find(sampled(pages))
+    assert joules(found) == pytest.approx(world.joules(0, 7080.0), rel=1e-6)
+    assert {name: one.replicas[0].devices for name, one in found.models.items()} == {
+        "resnet50:3": (("GPU-0", ""),), "other:3": (("GPU-0", ""),),
+    }  # fmt: skip
+
+
+def test_pods_that_share_a_gpu_by_time_repeat_its_joules_which_count_once():
+    world = World(servers=1)
+
+    def pages(at_s):
+        row = world.dcgm(at_s)
+        shared = row + "".join(
+            line.replace("triton-0", "triton-1").replace("}", ',vgpu="1"}')
+            for line in row.splitlines(True)
+            if "{" in line
+        )
+        yield shared, {"instance": "d:9400"}
+        for n in (0, 1):
+            yield world.triton(0, at_s), {"instance": f"h{n}:8002", "pod": f"triton-{n}", "namespace": "prod"}
+
+    found = find(sampled(pages))
+    assert joules(found) == pytest.approx(world.joules(0, 7080.0), rel=1e-6)
+    assert [one.devices for one in found.models["resnet50:3"].replicas] == [(("GPU-0", ""),)] * 2
+
+
+def test_the_exporters_old_labels_name_the_pod_that_uses_a_gpu():
+    """Its option --use-old-namespace; `pod` and `namespace` are then those of the exporter itself."""
+    world = World()
+
+    def pages(at_s):
+        page = world.dcgm(at_s).replace("triton-0", "triton-9")  # in the other order than the GPUs
+        renamed = page.replace("namespace=", "pod_namespace=").replace(",pod=", ",pod_name=")
+        yield renamed, {"pod": "dcgm-exporter-x", "namespace": "gpu-operator"}
+        for n, pod in enumerate(("triton-9", "triton-1")):
+            yield world.triton(n, at_s, "24"), {"instance": f"h{n}:1", "pod": pod, "namespace": "prod"}
+
+    model = find([one for one in sampled(pages) if "gpu_uuid" not in one.labels]).models["resnet50:3"]
+    assert {one.name: one.devices for one in model.replicas} == {
+        "prod/triton-9": (("GPU-0", ""),), "prod/triton-1": (("GPU-1", ""),),
+    }  # fmt: skip
+
+
+def test_answers_of_a_cache_are_no_executions():
+    series = World().series(DAY_S, STEP_S)
+    computed = ("exec_count", "compute_", "inference_count")
+    series = [replace(s, values=s.values / 2) if any(part in s.name for part in computed) else s for s in series]
+    asked = [one for one in series if one.name.startswith("nv_inference_request_success")]
+    hits = [replace(one, name="nv_cache_num_hits_per_model", values=one.values / 2) for one in asked]
+    model = find([*series, *hits]).models["resnet50:3"]
+    assert (model.service_ms, model.items) == (pytest.approx(1e3 * SERVICE_S), pytest.approx(1.0))
+    assert not model.joins
+
+
+def test_an_ensemble_is_listed_beside_its_models():
+    world, whole = World(servers=1), World(servers=1, model="pipeline")
+
+    def pages(at_s):
+        yield world.triton(0, at_s) + whole.triton(0, at_s).partition("# TYPE nv_gpu")[0], {"pod": "triton-0"}
+        yield world.dcgm(at_s), {}
+
+    found = find(sampled(pages))
+    assert set(found.models) == {"resnet50:3", "pipeline:3"}
+    for model in found.models.values():
+        assert model.count("requests").sum() == pytest.approx(world.requests(0, 7080.0), rel=1e-6)
+
+
+def test_engines_of_one_vllm_are_summed():
+    world = World(servers=1)
+
+    def pages(at_s):
+        page = vllm("llama", 0.5 * at_s)
+        for engine in (page, "".join(one for one in page.replace('engine="0"', 'engine="1"').splitlines(True))):
+            yield engine, {"pod": "triton-0"}
+        yield world.dcgm(at_s), {}
+
+    model = find(sampled(pages)).models["llama"]
+    assert (model.batch, len(model.replicas)) == (pytest.approx(8.0), 1)
+    assert model.count("requests").sum() == pytest.approx(7080.0, rel=1e-6)
+
+
+def test_stale_markers_that_last_are_a_gap():
+    def stale(values):
+        values[40:50] = np.nan
+        return values
+
+    found = find(with_values(World().series(DAY_S, STEP_S), ENERGY, stale))
+    assert found.covered_s.sum() == pytest.approx(DAY_S - 11 * STEP_S)
+
+
+def test_load_of_a_gap_is_that_of_the_same_hour_on_other_days():
+    found = find(World().series(3 * DAY_S, STEP_S, missing=[(DAY_S + 30_600.0, DAY_S + 40_500.0)]))
+    fitted = FittedFamily(Family("resnet50", "accuracy", ()), list(found.models.values()), 100.0)
+    rate, hours = rates(found, fitted), round(DAY_S / found.bin_s)
+    at = hours + round(36_000.0 / found.bin_s)
+    assert fitted.models[0].count("requests")[at] == 0.0
+    assert rate[at] == pytest.approx((rate[at - hours] + rate[at + hours]) / 2)
 
 
 def test_models_on_the_same_devices_spare_them_once_and_gaps_spare_nothing():
@@ -227,8 +352,10 @@ ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (at(40, 9_223_372_036_854_775_794.0), f"{ENERGY}_total: 2 samples left out"),  # DCGM's blank of 64 bits
-        (at(40, np.inf), f"{ENERGY}_total: 2 samples left out"),
+        (at(40, 9_223_372_036_854_775_794.0), f"{ENERGY}: 2 samples left out"),  # not supported
+        (at(40, 2.0**63 - 16), f"{ENERGY}: 2 samples left out"),
+        (at(40, -1.0), f"{ENERGY}: 2 samples left out"),
+        (at(40, np.inf), f"{ENERGY}: 2 samples left out"),
         (at(40, np.nan), ""),
         (at(40, 140_737_488_355_328.0), "GPU-0: 2 changes of its joules left out: above 800 W"),
         (at(40, lambda mj: 1.6 * mj), "GPU-0: 2 changes of its joules left out: above 800 W"),
@@ -248,7 +375,8 @@ def test_one_wrong_sample_makes_neither_joules_nor_silence(change, said):
 def test_a_blank_of_watts_or_utilisation_is_no_sample():
     series = [one for one in World().series(DAY_S, STEP_S) if "nergy" not in one.name and ENERGY not in one.name]
     wanted = find(series)
-    for name, blank in (("DCGM_FI_DEV_POWER_USAGE", 140_737_488_355_328.0), ("DCGM_FI_DEV_GPU_UTIL", 2_147_483_632.0)):
+    power, utilisation = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_UTIL"
+    for name, blank in ((power, 2.0**47), (utilisation, 2.0**31 - 16), (utilisation, -1.0)):
         found = find(with_values(series, name, at(40, blank)))
         assert joules(found) == pytest.approx(joules(wanted), rel=1e-3)
         assert found.devices["GPU-0"].activity == pytest.approx(0.3)

@@ -1,6 +1,7 @@
 """`trefoil assess`: what a fleet costs and would save, files that other commands take, and refusals in one line."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -121,13 +122,14 @@ def digits(folder: Path, *words: str):
 
 
 def test_a_family_of_the_repository_keeps_its_variants_and_its_profile_times_factors(tmp_path):
-    digits(tmp_path, "--seeds", "0")
+    digits(tmp_path, "--seeds", "0", "--accuracy", "digits=0.5")
     scenario = Scenario.load(tmp_path / "out" / "scenario.toml")
     family, rows = load_family(scenario.families[0].repository / "digits", scenario.families[0].profile)
     assert len(family.variants) == 4
     key = ("A100-SXM4-40GB", "7g.40gb", "digits-l", 1)
     (found,) = (row for row in rows if (row.device_type, row.slice_type, row.variant, row.batch) == key)
     assert found.latency_ms_p50 == pytest.approx(1e3 * SERVICE_S, rel=1e-3)
+    assert scenario.families[0].objective.accuracy.floor == pytest.approx(0.98 * 0.5), "as the served one's is stated"
 
 
 @pytest.mark.long
@@ -285,6 +287,12 @@ def test_a_board_that_no_table_has_is_simulated_by_what_its_driver_says(tmp_path
         (("--from-csv", "/nowhere.csv"), "--from-csv = '/nowhere.csv': cannot be read"),
         (("--from-csv", "EXPORT", "--slo-latency-ms", "resnet50=-5"), "--slo-latency-ms resnet50 = -5.0: must be > 0"),
         (("--from-csv", "EXPORT", "--accuracy", "resnet51=0.7"), "did you mean resnet50"),
+        (("--from-csv", "EXPORT", "--accuracy", "resnet50=76"), "--accuracy resnet50 = 76.0: must be > 0 and <= 1"),
+        (("--from-csv", "EXPORT", "--accuracy", "0.7"), "--accuracy = '': no such model"),
+        (("--from-csv", "EXPORT", "--slo-latency-ms", "inf"), "--slo-latency-ms = inf: must be > 0 and <= 1e+07"),
+        (("--from-csv", "EXPORT", "--variants", "net="), "--variants = '': no such model"),
+        (("--from-csv", "EXPORT", "--variants", "a=resnet50", "--variants", "b=resnet50:3"), "stands twice"),
+        (("--from-csv", "EXPORT", "--out", "EXPORT"), "--out = 'EXPORT/assess.json': cannot be written"),
         (("--from-csv", "EXPORT", "--accuracy", "resnet50=good"), "is not a number"),
         (("--from-csv", "EXPORT", "--carbon", "/nowhere.csv"), "/nowhere.csv"),
         (("--from-csv", "EXPORT", "--carbon", "-3"), "--carbon = '-3'"),
@@ -297,5 +305,20 @@ def test_each_refusal_is_one_line_with_a_remedy(words, wanted, export, monkeypat
     assert done.exit_code == 2, done.output
     errors = [line for line in done.stderr.splitlines() if line.startswith("trefoil: ")]
     assert len(errors) == 1
-    assert wanted in errors[0]
+    assert wanted.replace("EXPORT", str(export)) in errors[0]
     assert "Remedy" in errors[0]
+
+
+@pytest.mark.parametrize("words", [("--step", "inf"), ("--step", "nan"), ("--pue", "inf"), ("--below-best-pct", "nan")])
+def test_numbers_without_bounds_are_refused(words):
+    done = run("--from-csv", "/nowhere.csv", *words)
+    assert (done.exit_code, words[0] in done.stderr) == (2, True)
+
+
+def test_a_family_named_as_another_model_is_refused(tmp_path):
+    series = World().series(1200.0, 60.0)
+    others = [replace(one, labels={**one.labels, "model": "other"}) for one in series if "model" in one.labels]
+    (tmp_path / "fleet.csv").write_text(long_csv([*series, *others]))
+    done = run("--from-csv", str(tmp_path / "fleet.csv"), "--seeds", "0", "--variants", "resnet50=other")
+    assert done.exit_code == 2
+    assert "--variants = 'resnet50': stands twice" in done.stderr

@@ -36,10 +36,10 @@ _COMPACT: Final = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|/")
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def read_rows(path: Path, setting: str = "trace") -> Iterator[tuple[int, list[str]]]:
     """Rows of a file with the numbers of their lines, the first one first; empty ones and `#` lines are left out.
 
-    Of JSON lines the first row holds the keys of the first object.
+    Of JSON lines the first row holds the keys of the first object. `setting`: which names the file, for errors.
 
     Raises:
         TraceError: there is no such file, or it cannot be read; names it and the line.
@@ -51,7 +51,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield from _objects(path, file) if first.startswith("{") else _cells(path, file, _delimiter(first))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise system_error(
-            TraceError, error, "be read", path, field="trace", remedy="name a CSV file of UTF-8"
+            TraceError, error, "be read", path, field=setting, remedy="name a CSV file of UTF-8"
         ) from error
 
 
