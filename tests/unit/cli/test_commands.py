@@ -453,7 +453,7 @@ def test_status_names_files_that_any_service_has_set_aside(tmp_path: Path, runni
     path.parent.mkdir(parents=True)
     path.touch()
     assert document(tmp_path, "status")["set_aside_here"] == [str(path)]
-    said = run(tmp_path, "status").stdout.replace("\n", " ")
+    said = " ".join(run(tmp_path, "status").stdout.split())
     assert "could not be understood and stands aside. Remedy: look at it" in said
     path.unlink()
     assert document(tmp_path, "status")["set_aside_here"] == []
