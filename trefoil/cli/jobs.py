@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trefoil.cli.carbon.client import format_duration, format_time, parse_moment
+from trefoil.cli.carbon.client import format_duration, parse_moment
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, grid, print_json, writing
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import INSECURE_VARIABLE, command_tls, control_token, token_at
 from trefoil.core.errors import NotFound
+from trefoil.core.units import format_time
 from trefoil.runtime.clock import WallClock
 
 if TYPE_CHECKING:

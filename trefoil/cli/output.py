@@ -85,6 +85,12 @@ def slow(command: Callable[P, R]) -> Callable[P, R]:
     return ticked
 
 
+def print_held(held: str) -> None:
+    """Say why the plan in force stays after a change, if it does."""
+    if held:
+        console().print(f"the plan in force stays for now: {held}", markup=False)
+
+
 def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Table of text with a title."""
     table = Grid(title=title, title_justify="left")

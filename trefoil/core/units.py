@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from datetime import UTC, datetime
 from typing import Final
 
 J_PER_KWH: Final = 3.6e6
@@ -20,6 +21,19 @@ def kwh(energy_j: float) -> float:
 def grams(energy_j: float, intensity_g_per_kwh: float, pue: float) -> float:
     """Grams of CO2 of an energy at the plug of the IT equipment (CLOVER Eq. 1: C = E * CI * PUE)."""
     return kwh(energy_j) * intensity_g_per_kwh * pue
+
+
+def format_time(at_s: float) -> str:
+    """UTC time for people, as fine as it needs to be; a dash for what is unset."""
+    if not at_s:
+        return "-"
+    at = datetime.fromtimestamp(at_s, UTC)
+    return at.strftime("%Y-%m-%d %H:%MZ" if at.second == 0 and at.microsecond == 0 else "%Y-%m-%d %H:%M:%SZ")
+
+
+def format_minute(at_s: float) -> str:
+    """UTC time for people, to the minute."""
+    return format_time(at_s // 60 * 60)
 
 
 def ms(seconds: float) -> float:

@@ -15,13 +15,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final, Protocol, runtime_checkable
 
 import structlog
 
 from trefoil.core import errors
+from trefoil.core.units import format_time
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.state import State
@@ -314,7 +314,7 @@ class CertificatesComponent:
             end_s = end()
             self._metrics.set(EXPIRY, end_s, whose=whose)
             if end_s < self._clock.now_s() + EXPIRY_WARN_S:
-                soon.append(f"of {whose} at {datetime.fromtimestamp(end_s, UTC).isoformat(timespec='seconds')}")
+                soon.append(f"of {whose} at {format_time(round(end_s))}")
         if not soon and not self._said:
             return
         why = f"certificates end: {', '.join(soon)}. Remedy: renew them (docs/howto/tls.md)" if soon else ""

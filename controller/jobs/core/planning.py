@@ -9,13 +9,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
 from controller.jobs.core.program import Division, JobsProgram, lots_of
 from trefoil.core import errors
 from trefoil.core.jobs.planned import FlexibleDemand, JobsPlan, PendingJob, Portion, Prospect, Shortage, Slot
+from trefoil.core.units import format_minute
 
 CRUMB: Final = 1e-3  # items: less is the solver's tolerance
 POOL: Final = ("free_s", "sure_s", "idle_w", "wake_j", "woken")
@@ -188,15 +188,11 @@ def _reason(job: PendingJob, short_of: Shortage, finishes_at_s: float, late: flo
         case Shortage.GRAMS:
             return f"{missed} cannot run for {job.grams_left:g} g: allow more grams, or a later deadline"
         case Shortage.CAPACITY:
-            when = f"they finish at {_clock(finishes_at_s)}" if finishes_at_s else "they have no place yet"
-            return f"{missed} cannot be done by {_clock(job.complete_by_s)}; {when}"
+            when = f"they finish at {format_minute(finishes_at_s)}" if finishes_at_s else "they have no place yet"
+            return f"{missed} cannot be done by {format_minute(job.complete_by_s)}; {when}"
     if unplaced:
         return f"{unplaced:,.0f} items are planned later: the deadline lies beyond the forecast"
-    return f"will finish at {_clock(finishes_at_s)}" if finishes_at_s else "nothing is left to run"
-
-
-def _clock(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"will finish at {format_minute(finishes_at_s)}" if finishes_at_s else "nothing is left to run"
 
 
 def _demand_now(

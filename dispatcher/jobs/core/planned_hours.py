@@ -13,10 +13,10 @@ Deviations: none.
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs
+from trefoil.core.units import format_minute
 
 MARGIN: Final = 1.5  # other jobs and requests take slices, too
 LEAST_S: Final = 300.0
@@ -107,7 +107,7 @@ def _next_hour(later: Sequence[PlannedHour]) -> str:
     """Words for the next planned slot."""
     if not later:
         return "they lie beyond the plan"
-    return f"the next begins at {datetime.fromtimestamp(later[0].starts_at_s, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"the next begins at {format_minute(later[0].starts_at_s)}"
 
 
 def _plausible(hours: Sequence[PlannedHour]) -> bool:

@@ -10,10 +10,10 @@ Deviations: none.
 import math
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Final
 
 from trefoil.core.objective import BudgetKey, BudgetRung, TenantRung, TenantRungs, whose_budget
+from trefoil.core.units import format_time
 
 KEEP_S: Final = 60.0
 
@@ -58,21 +58,16 @@ class BudgetLadder:
         """Why a request is refused, and when it will not be."""
         minutes = math.ceil(self.wait_s(rung, now_s) / 60)
         return (
-            f"{whose(rung)} is spent. Remedy: try again at {free_at(rung)}, in {minutes // 60} h {minutes % 60} min, "
-            "or ask the operator for more"
+            f"{whose(rung)} is spent. Remedy: try again at {format_time(rung.free_at_s)}, "
+            f"in {minutes // 60} h {minutes % 60} min, or ask the operator for more"
         )
 
 
 def jobs_wait(rung: TenantRung) -> str:
     """Why jobs of a tenant wait."""
-    return f"{whose(rung)} is on rung {rung.rung.text}: jobs wait until {free_at(rung)}"
+    return f"{whose(rung)} is on rung {rung.rung.text}: jobs wait until {format_time(rung.free_at_s)}"
 
 
 def whose(rung: TenantRung) -> str:
     """Which budget a rung is of, in words."""
     return f"the budget of {whose_budget(rung.tenant, rung.family)}, {rung.limits},"
-
-
-def free_at(rung: TenantRung) -> str:
-    """When a budget's next day begins, in words."""
-    return datetime.fromtimestamp(rung.free_at_s, UTC).isoformat(timespec="minutes").replace("+00:00", "Z")

@@ -19,7 +19,7 @@ def prospect(plan, name="a"):
 def test_items_run_in_the_cleanest_hours_before_the_deadline():
     plan = plan_jobs([job(hours=1.5, by=4)], [hour(n, c) for n, c in enumerate((300, 200, 400, 100, 10))], 0.0)
     assert hours_of(plan) == {("here", 3, "awake"): 1.0, ("here", 1, "awake"): 0.5}
-    assert prospect(plan).reason == "will finish at 1970-01-01 04:00 UTC"
+    assert prospect(plan).reason == "will finish at 1970-01-01 04:00Z"
     assert prospect(plan).short_of == Shortage.NONE
     assert not plan.now
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_in_time_is_said_and_planned_late():
     told = prospect(plan)
     assert (told.items_in_time, told.items_late, told.items_unplaced) == pytest.approx((72_000, 36_000, 0))
     assert told.reason == (
-        "36,000 of 108,000 items cannot be done by 1970-01-01 02:00 UTC; they finish at 1970-01-01 03:00 UTC"
+        "36,000 of 108,000 items cannot be done by 1970-01-01 02:00Z; they finish at 1970-01-01 03:00Z"
     )
     assert hours_of(plan) == {("here", 0, "awake"): 1.0, ("here", 1, "awake"): 1.0, ("here", 2, "awake"): 1.0}
 

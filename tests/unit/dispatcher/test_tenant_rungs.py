@@ -77,8 +77,8 @@ def test_times_are_told_by_the_controllers_clock_and_waited_by_ones_own(ahead_s)
 def test_refusals_and_waiting_jobs_name_budget_and_time():
     refusal = ladder(ACME).refusal(ACME, NOW_S)
     assert refusal == (
-        "the budget of acme, 500 g a day, is spent. Remedy: try again at 2026-11-19T03:12Z, in 3 h 12 min, "
+        "the budget of acme, 500 g a day, is spent. Remedy: try again at 2026-11-19 03:12Z, in 3 h 12 min, "
         "or ask the operator for more"
     )
-    why = "the budget of acme on digits, 7 J a day, is on rung jobs wait: jobs wait until 2026-11-19T02:30Z"
+    why = "the budget of acme on digits, 7 J a day, is on rung jobs wait: jobs wait until 2026-11-19 02:30Z"
     assert jobs_wait(BOTH) == why

@@ -228,7 +228,7 @@ async def test_certificates_that_end_soon_are_named_until_they_are_renewed(ours)
     ends = {"service": tls.end_s, "tritons": lambda: math.inf}
     part = CertificatesComponent(ends, clock, metrics, told.append)
     await part.init()
-    assert re.fullmatch(r"certificates end: of service at 20\d\d-[^,]*\+00:00\. Remedy: renew them .*", told[0])
+    assert re.fullmatch(r"certificates end: of service at 20\d\d-[^,]*Z\. Remedy: renew them .*", told[0])
     told_s = re.findall(r'trefoil_tls_expiry_timestamp_seconds{.*whose="service".*} (.*)', metrics.text())
     assert [float(each) for each in told_s] == [tls.end_s()]
     ends["service"] = lambda: clock.now_s() + 20 * 86_400.0

@@ -159,14 +159,6 @@ def parse_moment(text: str, option: str, now_s: float, *, ahead: bool = False) -
         raise SettingError("not a time", field=option, value=text, remedy=remedy) from error
 
 
-def format_time(at_s: float) -> str:
-    """UTC time for people, as fine as it needs to be; a dash for what is unset."""
-    if not at_s:
-        return "-"
-    at = datetime.fromtimestamp(at_s, UTC)
-    return at.strftime("%Y-%m-%d %H:%MZ" if at.second == 0 and at.microsecond == 0 else "%Y-%m-%d %H:%M:%SZ")
-
-
 def format_duration(seconds: float) -> str:
     """Duration in the unit that suits it."""
     if abs(seconds) < 120:

@@ -13,7 +13,6 @@ from trefoil.cli.carbon.client import (
     FeedClient,
     ZoneArgument,
     format_duration,
-    format_time,
     rung_name,
     series_kind,
     with_feed,
@@ -22,6 +21,7 @@ from trefoil.cli.options import RUNNING, ServiceAddress
 from trefoil.cli.output import AsJson, as_json, console, grid, print_json
 from trefoil.core.carbon import CarbonRatio, CarbonReading, Series, ZoneHealth
 from trefoil.core.errors import SettingError, Unavailable
+from trefoil.core.units import format_time
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from protos.controller.v1 import controller_pb2
-from trefoil.cli.carbon.client import format_time
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, grid, print_json
 from trefoil.cli.system_client import call_system
 from trefoil.core.errors import NotFound, SettingError, one_of
 from trefoil.core.objective import Budget, whose_budget
+from trefoil.core.units import format_time
 from trefoil.overview.budgets import budget_rows
 from trefoil.runtime import codec
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import HERE, SystemAddress, of_system, parse_number, read_plan
-from trefoil.cli.output import AsJson, as_json, console, print_json
+from trefoil.cli.output import AsJson, as_json, console, print_held, print_json
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, one_of
 from trefoil.core.objective import NO_TOKEN_SLO, SETTING_NAMES, ActMode, Objective, ObjectiveMode, objective_text
@@ -346,8 +346,7 @@ def _set_service(method: str, family: str, where: SystemAddress, as_json_: bool)
         print_json({"family": family, "stopped": stopped, "held": answer.held, "degraded": degraded})
         return
     console().print(f"{family} is {'out of service' if stopped else 'in service'}", markup=False)
-    if answer.held:
-        console().print(f"the plan in force stays for now: {answer.held}", markup=False)
+    print_held(answer.held)
     if degraded:
         console().print(f"the fleet cannot meet its objective: {degraded}", markup=False)
 

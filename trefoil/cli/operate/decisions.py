@@ -10,13 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from trefoil.cli.carbon.client import format_time
 from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json, slow
 from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, system_error
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.core.policies import chosen, policy
+from trefoil.core.units import format_time
 from trefoil.overview.decisions import decision_rows
 from trefoil.runtime import codec
 from trefoil.runtime.config import parse_pairs

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from controller.settings import BudgetSettings, ObjectiveSettings, act_mode_name
 from protos.controller.v1 import controller_pb2
 from trefoil.cli.options import HERE, SystemAddress, of_system
-from trefoil.cli.output import AsJson, console, print_json, writing
+from trefoil.cli.output import AsJson, console, print_held, print_json, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.objective import ActMode, Objective
@@ -56,8 +56,7 @@ def apply(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json
     _print(answer, as_json_, "nothing changed")
     if as_json_:
         return
-    if answer.changes and answer.held:
-        console().print(f"the plan in force stays for now: {answer.held}", markup=False)
+    print_held(answer.held if answer.changes else "")
     if answer.degraded:
         console().print(f"the fleet cannot meet it: {answer.degraded}", markup=False)
 

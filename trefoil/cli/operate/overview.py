@@ -11,13 +11,13 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from trefoil.cli.carbon.client import format_time
 from trefoil.cli.output import grid, power_text, slices_text
 from trefoil.cli.run.state_directory import SERVICES, Failing, StatePaths
 from trefoil.cli.system_client import ControllerClient, is_serving, page_link
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
+from trefoil.core.units import format_time
 from trefoil.overview.known import overview_of, read_answers, saving_unknown
 from trefoil.overview.served import TOKEN_OBJECTIVES, promises
 from trefoil.overview.totals import REQUESTS_MIN

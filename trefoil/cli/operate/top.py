@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from trefoil.cli.carbon.client import format_time
 from trefoil.cli.operate.decisions import decisions_table
 from trefoil.cli.operate.overview import (
     carbon_lines,
@@ -25,6 +24,7 @@ from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system, connect
 from trefoil.core.errors import InvalidInput
+from trefoil.core.units import format_time
 from trefoil.overview.troubles import nodes_of
 from trefoil.runtime.clock import WallClock
 
