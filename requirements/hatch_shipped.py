@@ -1,5 +1,5 @@
 """What ships in the wheel beside the packages, in `trefoil/shipped`. What Git ignores, as exported weights, does
-not, nor do the scripts that make model files.
+not, nor do the scripts that make model files and profiles.
 
 Only in a wheel: in a checkout, and so in an editable install, the top-level folders are used (trefoil/installation.py).
 """
@@ -16,7 +16,9 @@ SHIPPED = (
     "requirements/triton.txt",
     "requirements/triton-server.txt",
 )
-LEFT_OUT = "model_repository/_training"  # makes model files, in a checkout
+# In a checkout these make model files and profiles.
+MAKE_PROFILES = ("calibrate", "cost_law_fit", "make_profiles")
+LEFT_OUT = ("model_repository/_training", *(f"model_repository/_profiles/{name}.py" for name in MAKE_PROFILES))
 
 
 class Shipped(BuildHookInterface):

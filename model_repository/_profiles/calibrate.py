@@ -26,11 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from trefoil.core.device_types import A100_40GB, A100_80GB, slice_type
-from trefoil.core.units import MS_PER_S
-from trefoil.profiler import cost_law
-from trefoil.profiler.cost_law_fit import (
+from cost_law_fit import (
     Floats,
     Replayed,
     Timing,
@@ -40,6 +36,10 @@ from trefoil.profiler.cost_law_fit import (
     replay,
     simplex,
 )
+
+from trefoil.core.device_types import A100_40GB, A100_80GB, slice_type
+from trefoil.core.units import MS_PER_S
+from trefoil.profiler import cost_law
 
 HERE = Path(__file__).resolve().parent
 TIMINGS, SWEEP = "profiles/parvagpu_a100-80gb_mig.csv", "profiles/clover_arrival_sweep.csv"

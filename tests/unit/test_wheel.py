@@ -74,7 +74,10 @@ def test_what_ships_is_in_it_and_what_git_ignores_is_not(wheel: Path) -> None:
     wanted |= {"requirements/triton.txt", "requirements/triton-server.txt", "carbon_feed/data/zones.toml"}
     assert wanted - names == set()
     assert "model_repository/albert/1/model.onnx" not in names
-    scripts = {path.name for path in ROOT.glob("model_repository/_training/*.py")} | {"train.py", "export.py"}
+    made_by = (
+        path.name for folder in ("_training", "_profiles") for path in ROOT.glob(f"model_repository/{folder}/*.py")
+    )
+    scripts = {*made_by, "train.py", "export.py"}
     assert [name for name in names if name.startswith("model_repository/") and name.split("/")[-1] in scripts] == []
     assert {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()} == {
         *PACKAGES,

@@ -135,6 +135,7 @@ def test_without_host_only_the_pass_is_left(make: ModuleType) -> None:
 
 
 def test_the_calibration_reproduces_the_constants(capsys: pytest.CaptureFixture[str]) -> None:
+    script("cost_law_fit")  # which it imports from its folder
     calibrate = script("calibrate")
     missing = [n for n in (calibrate.TIMINGS, calibrate.SWEEP) if not (DATA / n).is_file()]
     if missing:
