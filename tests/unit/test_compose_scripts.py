@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.compose_engine import dropped_forwarding
 from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -252,3 +253,24 @@ def test_the_first_upgrade_starts_everything(tmp_path):
     upgrade("1.3")
     assert [line for line in upgrade.asked if line.startswith("up")] == ["up -d"]
     assert (tmp_path / ".env").read_text() == "TREFOIL_TAG=1.3\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "dropped_by"),
+    [
+        ("-P FORWARD ACCEPT\n", ""),
+        ("-P FORWARD DROP\n", "-P FORWARD DROP"),
+        ("-P FORWARD DROP\n-A FORWARD -j ACCEPT\n", ""),
+        ("-P FORWARD DROP\n-A FORWARD -i docker0 -o docker0 -j ACCEPT\n", "-P FORWARD DROP"),
+        ("-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\n", "-P FORWARD DROP"),
+        ("-P FORWARD ACCEPT\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited\n", "-A FORWARD -j REJECT"),
+        ("-P FORWARD ACCEPT\n-A FORWARD -j ACCEPT\n-A FORWARD -j DROP\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_host_that_drops_what_containers_send_is_told_with_the_remedy(rules, dropped_by):
+    """By what `iptables -S FORWARD` prints."""
+    said = dropped_forwarding(rules)
+    assert dropped_by in said
+    assert bool(said) == bool(dropped_by)
+    assert not said or "Remedy: iptables -P FORWARD ACCEPT" in said
