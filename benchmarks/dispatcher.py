@@ -44,6 +44,7 @@ from benchmarks.dispatcher_router import routers
 from trefoil.cli.demo.results import git_commit, machine, write_json
 from trefoil.core.errors import BinaryMissing
 from trefoil.installation import CHECKOUT
+from trefoil.runtime.clock import WallClock
 
 OUT: Final = CHECKOUT / "out" / "bench"
 PATH: Final = "/inference.GRPCInferenceService/ModelInfer"
@@ -399,7 +400,7 @@ def main() -> int:
     if shutil.which("h2load") is None:
         console.print("bench-dispatcher needs h2load: apt-get install nghttp2-client")
         return 2
-    rounds = arguments.rounds or (2 if arguments.short else 5)
+    rounds, began_s = arguments.rounds or (2 if arguments.short else 5), WallClock().monotonic_s()
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as folder:
         try:
             found = asyncio.run(measure(Path(folder), rounds, arguments.short, console.print, arguments.ray))
@@ -415,6 +416,7 @@ def main() -> int:
         "command": shlex.join(["python", "-m", "benchmarks.dispatcher", *sys.argv[1:]]),
         "commit": git_commit(),
         "machine": machine(),
+        "took_s": round(WallClock().monotonic_s() - began_s),
         "load_average": os.getloadavg(),
         "rounds": rounds,
         "peers": {name: asdict(one) for name, one in found.items()},

@@ -36,6 +36,7 @@ from controller.planners.exact.milp import Limits, Program
 from trefoil.cli.demo.results import git_commit, machine
 from trefoil.core.jobs.planned import PendingJob
 from trefoil.core.units import HOUR_S, grams
+from trefoil.runtime.clock import WallClock
 
 SHARES: Final = (0.1, 0.3, 0.5)
 DEADLINES_H: Final = (4, 12, 24)
@@ -221,6 +222,7 @@ def main() -> None:
     args = parser.parse_args()
     if not DATA.is_dir():
         raise SystemExit(f"no {DATA}: set TREFOIL_DATA to the evaluation data")
+    began_s = WallClock().monotonic_s()
     found: dict[str, Any] = {
         "command": "make bench-jobs" + (" ARGS=--whole" if args.whole else ""),
         "commit": git_commit(),
@@ -239,6 +241,7 @@ def main() -> None:
     for zones in PAIRS:
         found["pairs"].append(pair(zones, args.whole))
         print(found["pairs"][-1], flush=True)
+    found["took_s"] = round(WallClock().monotonic_s() - began_s)
     _write(found, args.out)
     print(f"written to {args.out}")
     if wrong := missed(found["cases"]):

@@ -504,7 +504,7 @@ def main() -> None:
             row = {"case": args.case, "gpus": args.gpus, "objective_w": None, "stopped": str(hit)}
         print(json.dumps(row))
         return
-    rows = []
+    rows, began_s = [], WallClock().monotonic_s()
     print(" ".join(f"{c:>11}" for c in COLUMNS))
     for name in [args.case] if args.case else sorted(CASES):
         for gpus in [args.gpus] if args.gpus else SIZES:
@@ -520,7 +520,8 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     machine = f"{platform.machine()}, {platform.python_version()}"
     stamp = {"command": "make bench-planner", "commit": commit(), "machine": machine, "data": "made-up profiles"}
-    args.out.write_text(json.dumps({**stamp, "load": LOAD, "rows": rows, "drawn": drawn}, indent=2) + "\n")
+    took = {"took_s": round(WallClock().monotonic_s() - began_s)}
+    args.out.write_text(json.dumps({**stamp, **took, "load": LOAD, "rows": rows, "drawn": drawn}, indent=2) + "\n")
     print(f"written to {args.out}")
     if found := missed(rows, drawn):
         raise SystemExit("missed: " + "; ".join(found))

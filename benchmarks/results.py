@@ -16,9 +16,12 @@ from typing import Any, Final, get_args
 from benchmarks import jobs
 from benchmarks.dispatcher import Found, Verdict, cpu_rows, limit_rows, speed_rows
 from benchmarks.planner import DRAWN_AIMS, missed
+from trefoil.cli.demo.results import git_commit
+from trefoil.cli.reproduce import PAPERS
 from trefoil.reproduce import claims
 from trefoil.reproduce.muserve.scheduler import scheduler_tables
 from trefoil.reproduce.muserve.study import muserve_tables
+from trefoil.reproduce.runs import source_hash
 from trefoil.reproduce.tables import (
     carbondis_tables,
     clover_tables,
@@ -127,38 +130,49 @@ def kept_of(study: str) -> dict[str, Any]:
     return found
 
 
+def is_stale(study: str, found: Mapping[str, Any]) -> bool:
+    """Whether sources that a study depends on have changed since, or nobody kept which they were."""
+    return found.get("sources") != source_hash(*SOURCES[study])
+
+
 def summary() -> str:
-    """What all kept results say, a row each: figure, what was asked for, verdict, command, commit."""
+    """What all kept results say, a row each: figure, n, what was asked for, verdict, command, run time, commit."""
     rows: list[list[str]] = []
+    made = {study: kept_of(study) for study in ("demo", "planner", "dispatcher", "jobs")}
+    stale = {study: ", stale" if is_stale(study, found) else "" for study, found in made.items()}
 
-    def row(found: Mapping[str, Any], what: str, figure: str, asked: str = "", verdict: str = "") -> None:
-        rows.append([what, figure, asked, verdict, f"`{found['command']}`", found["commit"][:8]])
+    def row(study: str, what: str, figure: str, n: str, asked: str = "", verdict: str = "") -> None:
+        found = made[study]
+        took = f"{found['took_s'] / 60:.0f} min" if "took_s" in found else "not kept"
+        commit = f"{found['commit'][:8]}{stale[study]}"
+        rows.append([what, figure, n, asked, verdict, f"`{found['command']}`", took, commit])
 
-    demo, planner, dispatcher = map(kept_of, ("demo", "planner", "dispatcher"))
+    demo, planner, dispatcher, of_jobs = made.values()
     for name, of in demo["saving_pct"].items():
         mean, lowest, highest = _percents(of)
         seeds = f"{len(demo['seeds'])} seeds"
-        row(demo, f"grams saved against `{name}` at equal accuracy", f"{mean} % ({lowest} to {highest}, {seeds})")
+        row("demo", f"grams saved against `{name}` at equal accuracy", f"{mean} % ({lowest} to {highest})", seeds)
     for key, (name, scale, unit) in DRAWN.items():
         value, aim = scale * planner["drawn"][key], scale * DRAWN_AIMS[key]
-        asked = f"at most {aim:g} {unit}"
-        row(planner, f"`exact` on 200 small fleets: {name}", f"{value:.2f} {unit}", asked, _kept(value <= aim))
+        asked, fleets = f"at most {aim:g} {unit}", f"{planner['drawn']['cases']} fleets"
+        row("planner", f"`exact` on small fleets: {name}", f"{value:.2f} {unit}", fleets, asked, _kept(value <= aim))
     for one in dispatcher["limits"]:
         shown, asked = f"{one['value']:.2f} {one['unit']}", f"at most {one['limit']:g}"
-        row(dispatcher, f"dispatcher: {one['what']}", shown, asked, _kept(one["passed"]))
-    of_jobs = kept_of("jobs")
+        rounds = f"{dispatcher['rounds']} rounds"
+        row("dispatcher", f"dispatcher: {one['what']}", shown, rounds, asked, _kept(one["passed"]))
     away, once = (
         [found(case) for case in of_jobs["cases"]]
         for found in (jobs.distance_pct, lambda case: jobs.saved_pct(case, "at_once"))
     )
-    spread = f"{statistics.fmean(once):+.1f} % ({min(once):+.1f} to {max(once):+.1f}, {len(once)} cases)"
-    row(of_jobs, "jobs: grams saved against `at_once`", spread)
+    spread, cases = f"{statistics.fmean(once):+.1f} % ({min(once):+.1f} to {max(once):+.1f})", f"{len(once)} cases"
+    row("jobs", "jobs: grams saved against `at_once`", spread, cases)
     mean = statistics.fmean(away)
     asked = f"at most {jobs.WITHIN_PCT:g} %"
-    row(of_jobs, "jobs: above perfect knowledge, mean", f"{mean:.1f} %", asked, _kept(mean <= jobs.WITHIN_PCT))
+    row("jobs", "jobs: above perfect knowledge, mean", f"{mean:.1f} %", cases, asked, _kept(mean <= jobs.WITHIN_PCT))
     late_h = sum(case["rules"]["planned"]["late_h"] for case in of_jobs["cases"])
-    row(of_jobs, "jobs: overdue device hours", f"{late_h:g}", "0", _kept(not late_h))
-    return markdown(["what", "figure", "asked", "verdict", "command", "commit"], rows)
+    row("jobs", "jobs: overdue device hours", f"{late_h:g}", cases, "0", _kept(not late_h))
+    assert len(rows) <= ROWS_MAX, "the front page is for the figures that a reader asks for first"
+    return markdown(["what", "figure", "n", "asked", "verdict", "command", "run time", "commit"], rows)
 
 
 def _kept(passed: bool) -> str:
@@ -171,8 +185,11 @@ def verdicts(title: str, folder: str, headings: Mapping[claims.Verdict, str]) ->
     for name, path in claims.files().items():
         read = claims.read(path)
         found = Counter(claim.verdict for claim in read.claims)
+        kept = kept_of(name)
         rows.append([f"[{read.paper}]({folder}/{name}.md)", *(found[verdict] for verdict in headings)])
-    return markdown([title, *headings.values()], rows)
+        if folder == "results":
+            rows[-1].append(f"{kept['commit'][:8]}{', stale' if is_stale(name, kept) else ''}")
+    return markdown([title, *headings.values(), *["commit"][: folder == "results"]], rows)
 
 
 def draw_savings(found: Mapping[str, Any], path: Path) -> None:
@@ -213,6 +230,15 @@ STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, 
     "dispatcher": (Path("out/bench/dispatcher.json"), dispatcher_tables),
     "infadapter": (Path("out/reproduce/infadapter/summary.json"), infadapter_tables),
 }
+SOURCES: Final[Mapping[str, tuple[str, str]]] = {  # policy and module whose imports a study depends on
+    **{one.command.replace("-", "_"): (one.sources[0], f"trefoil.reproduce.{one.sources[1]}") for one in PAPERS},
+    "clover": ("", "trefoil.reproduce.runs"),
+    "demo": ("", "trefoil.cli.demo.spread"),
+    "planner": ("exact", "controller.planners.exact.planner"),
+    "jobs": ("", "controller.jobs.core.planning"),
+    "dispatcher": ("", "dispatcher.worker"),
+}
+ROWS_MAX: Final = 25
 DRAWN: Final = {  # by figure of drawn fleets: its name, and what it is shown in
     "median_s": ("CPU of a decision, median", 1.0, "s"),
     "worst_s": ("CPU of a decision, worst", 1.0, "s"),
@@ -232,6 +258,8 @@ def take(study: str) -> None:
         found.get("figures", {}).pop(name, None)
     for row in (row for case in found["cases"] for row in case["rows"]) if study == "demo" else ():
         row.pop("runs")
+    if found["commit"][:8] == git_commit()[:8] and "dirty" not in git_commit():
+        found.setdefault("sources", source_hash(*SOURCES[study]))
     KEPT.mkdir(exist_ok=True)
     (KEPT / f"{study}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

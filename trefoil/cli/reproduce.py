@@ -13,6 +13,7 @@ import typer
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.core.errors import SettingError, one_of
+from trefoil.runtime.clock import WallClock
 
 if TYPE_CHECKING:
     from trefoil.reproduce.experiment import Experiment
@@ -191,8 +192,10 @@ def _play(
     from trefoil.reproduce.scores import json_finite
 
     screen, (policy, module) = console(), sources
-    made = {"sources": source_hash(policy, f"trefoil.reproduce.{module}"), **made_by()}
+    made, clock = {"sources": source_hash(policy, f"trefoil.reproduce.{module}"), **made_by()}, WallClock()
+    began_s = clock.monotonic_s()
     found = {**about, **made, **study((lambda _text: None) if as_json else (lambda text: screen.print(text)))}
+    found["took_s"] = round(clock.monotonic_s() - began_s)
     out.mkdir(parents=True, exist_ok=True)
     plain = json_finite(found)
     (out / "summary.json").write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -179,15 +179,23 @@ def source_hash(policy: str = "", module: str = __name__, repository: str = "") 
         if source is None:
             continue  # a name in a module, not a module
         files.add(source)
-        for node in ast.walk(ast.parse(source.read_bytes())):
-            if isinstance(node, ast.Import):
-                left += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        left += _imports(source)
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+@cache
+def _imports(source: Path) -> tuple[str, ...]:
+    """Names of modules that a file imports, and of what it takes from them."""
+    found = list[str]()
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,12 +79,15 @@ def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
 
 def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
     """Simulate the demo under its seeds, by an SLO of the simulated policy that the rule names; nothing is started."""
+    clock = WallClock()
+    started_at_s = clock.monotonic_s()
     with ticking(quiet=as_json) as say, TemporaryDirectory() as folder:
         scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
         found = simulate_spread(scenario, scenario.slo, scenario.policies, 0, say)
     about = subject_of(scenario.policies)
     if as_json:
-        print_json({"commit": git_commit(), **json_safe(spread_json(found, about))})
+        took_s = round(clock.monotonic_s() - started_at_s)
+        print_json({"commit": git_commit(), "took_s": took_s, **json_safe(spread_json(found, about))})
         return
     screen = console()
     for table in comparison_tables(found):

@@ -1,0 +1,68 @@
+"""The first page of benchmarks/RESULTS.md: rows that say what they rest on, and which of them are stale."""
+
+import json
+import shutil
+
+import pytest
+
+from benchmarks import results
+
+
+def rows() -> list[list[str]]:
+    lines = results.summary().splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Kept results of sources "now", which are in force."""
+    monkeypatch.setattr(results, "KEPT", shutil.copytree(results.KEPT, tmp_path / "results"))
+    monkeypatch.setattr(results, "source_hash", lambda *_: "now")
+    for path in results.KEPT.glob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"sources": "now", "took_s": 180.0}))
+    return results.KEPT
+
+
+def test_each_row_says_n_command_run_time_and_commit(kept):
+    assert 0 < len(rows()) <= 25
+    for what, figure, n, _, _, command, took, commit in rows():
+        assert all((what, figure, n, command)), what
+        assert (took, commit) == ("3 min", commit[:8]), what
+
+
+@pytest.mark.parametrize("sources", ["then", None])
+def test_rows_of_a_study_whose_sources_changed_or_are_not_known_are_stale(kept, sources):
+    path = kept / "planner.json"
+    found = json.loads(path.read_text()) | {"sources": sources}
+    path.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+    stale = {what for what, *_, commit in rows() if commit.endswith(", stale")}
+    assert stale == {what for what, *_ in rows() if what.startswith("`exact` on small fleets")}
+
+
+def test_papers_are_marked_too(kept):
+    def table():
+        return results.verdicts("paper", "results", results.VERDICTS)
+
+    assert "stale" not in table()
+    (kept / "wattwiser.json").write_text(json.dumps(results.kept_of("wattwiser") | {"sources": "then"}))
+    assert [line for line in table().splitlines() if "stale" in line] == [
+        line for line in table().splitlines() if "WattWiser" in line
+    ]
+
+
+def test_every_study_names_the_sources_that_it_depends_on():
+    assert set(results.SOURCES) == set(results.STUDIES)
+    for policy, module in results.SOURCES.values():
+        assert results.source_hash(policy, module) != results.source_hash("", "trefoil.no_such_module")
+
+
+def test_what_is_taken_keeps_its_sources_only_where_it_was_made_by_this_commit(kept, tmp_path, monkeypatch):
+    made = json.loads((kept / "planner.json").read_text())
+    del made["sources"]
+    source = tmp_path / "planner.json"
+    source.write_text(json.dumps(made))
+    monkeypatch.setitem(results.STUDIES, "planner", (source, results.planner_tables))
+    for commit, sources in ((made["commit"], "now"), (f"{made['commit']}-dirty", None), ("0" * 12, None)):
+        monkeypatch.setattr(results, "git_commit", lambda commit=commit: commit)
+        results.take("planner")
+        assert results.kept_of("planner").get("sources") == sources
