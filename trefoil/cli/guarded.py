@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 from trefoil.core.errors import TrefoilError, in_one_line
 
 EXIT_ERROR: Final = 2
+SENTENCE_MAX: Final = 1000
 COMMAND_PACKAGES: Final = ("matplotlib", "plotext", "textual")
 """Packages of requirements/main.in that are not in services.in."""
 
@@ -33,3 +34,10 @@ class Guarded(TyperGroup):
                 "Remedy: give this command where Trefoil is installed by pip, with --controller", err=True,
             )  # fmt: skip
             raise typer.Exit(EXIT_ERROR) from error
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands with their first sentence, wrapped; the overridden method would cut it to a line."""
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, one.get_short_help_str(SENTENCE_MAX)) for name, one in found if one and not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

@@ -73,7 +73,7 @@ def _system_options(
             "--controller",
             envvar=CONTROLLER_VARIABLE,
             metavar="HOST:PORT",
-            help="Of another deployment: its controller, or several with commas between. Default: --state-dir's.",
+            help="Controller of another deployment, or several with commas between. Default: the one in --state-dir.",
         ),
     ] = "",
     token_file: Annotated[

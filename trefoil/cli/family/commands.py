@@ -175,7 +175,7 @@ def engine(
     as_: Annotated[str, typer.Option("--as", metavar="FAMILY", help="Family to be written.")],
     tokens_mean: Annotated[float, typer.Option(help="Mean tokens of an answer.", min=2, max=1_000_000)],
     slo_latency_ms: Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)],
-    device_type: Annotated[str, typer.Option(help="Board that they compute on, as in docs/device-types.md.")],
+    device_type: Annotated[str, typer.Option(help="Board that they compute on. Names: docs/device-types.md")],
     accuracy: Annotated[list[str] | None, PerModel] = None,
     accuracy_source: Annotated[str, typer.Option(help="Who measured it, on what.")] = "stated at adoption",
     metric: Annotated[str, typer.Option(help="What accuracy is.")] = "accuracy",

@@ -313,7 +313,7 @@ def energy(
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option("--config", help=f"Settings of the agent; default: {UNIT_SETTINGS}, if it is there.")
+        Path | None, typer.Option("--config", help=f"Settings of the agent. Default, where it exists: {UNIT_SETTINGS}")
     ] = None,
     sets: Sets = None,
     as_json_: AsJson = False,
