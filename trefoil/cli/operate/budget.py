@@ -129,4 +129,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
 def _of_limit(spent: float | None, limit: float) -> str:
     if not limit:
         return "-"
-    return f"{limit:.6g}" if spent is None else f"{spent:.4g} of {limit:.6g}"
+    most, so_far = (f"{n:,.0f}" if n >= 1000 else f"{n:.4g}" for n in (limit, spent or 0.0))
+    return most if spent is None else f"{so_far} of {most}"
