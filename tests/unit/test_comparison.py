@@ -184,7 +184,7 @@ def test_a_family_that_nobody_asked_leaves_the_others_their_saving():
     assert found is not None
     assert (found.why, rows[1].missed) == ("", ())
     assert found.pct is not None
-    assert case_cells(case(*rows))[2][4:6] == ("- of 95", "- of 0.9700")
+    assert case_cells(case(*rows))[2][4:6] == ("- (95)", "- (0.9700)")
 
 
 BLIND = row("static_mix", (0.7e-3, 0.98, 1.0))

@@ -26,9 +26,9 @@ MISSED: Final = -2  # place of what a row misses among its cells
 COLUMNS: Final[Mapping[str, tuple[str, float, str]]] = {
     "grams_per_request": ("mg/request", 1e3, ".4f"),
     "joules_per_request": ("J/request", 1.0, ".3f"),
-    "p95_ms": ("p95 ms", 1.0, ".1f"),
-    "slo_attainment": ("in SLO", 100.0, ".2f"),
-    "accuracy": ("accuracy", 1.0, ".4f"),
+    "p95_ms": ("p95 ms (SLO)", 1.0, ".1f"),
+    "slo_attainment": ("in SLO, % (asked)", 100.0, ".2f"),
+    "accuracy": ("accuracy (floor)", 1.0, ".4f"),
     "objective": ("f, %", 1.0, ".1f"),
     "evaluations": ("evaluations", 1.0, ".0f"),
     "exploration_s": ("exploring, s", 1.0, ".0f"),
@@ -117,9 +117,9 @@ def _numbers(case: Case, row: Row, family: str) -> tuple[str, ...]:
     families = row.runs[0].summary["families"]
     if family or len(families) == 1:
         one = families[family or row.families[0]]
-        cells[2] += f" of {one['slo_ms']:.1f}"
-        cells[3] += f" of {100 * one['slo_quantile']:g}"
-        cells[4] += f" of {one['floor']:.4f}"
+        cells[2] += f" ({one['slo_ms']:.1f})"
+        cells[3] += f" ({100 * one['slo_quantile']:g})"
+        cells[4] += f" ({one['floor']:.4f})"
     return (row.name, *cells)
 
 
