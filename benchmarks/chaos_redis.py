@@ -7,6 +7,7 @@ relay that the services reach it by. What happens when keys are overwritten: tes
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import redis.asyncio as redis
 
 from benchmarks.chaos_rows import LASTS_S, SERVICES, Trouble
 from benchmarks.echo_system import EchoSystem
+from trefoil.cli.run.state_directory import write_private
 
 GARBAGE: Final = bytes(range(128, 200))
 STANDING_IN: Final = {
@@ -121,17 +123,19 @@ class Relay:
         self._launch_file = launch_file
         self.answer: bytes | None = None
         self.port = 0
+        self._url_file = Path(tempfile.mkdtemp(prefix="trefoil-relay-")) / "redis_url"
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
         """Listen on a free port."""
         server = await asyncio.start_server(self._serve, "127.0.0.1")
         self.port = server.sockets[0].getsockname()[1]
+        write_private(self._url_file, f"redis://127.0.0.1:{self.port}/0\n")
 
     @property
     def overrides(self) -> dict[str, dict[str, str]]:
         """Settings by which every service reaches Redis through this."""
-        return {service: {"redis_url": f"redis://127.0.0.1:{self.port}/0"} for service in SERVICES}
+        return {service: {"redis_url_file": str(self._url_file)} for service in SERVICES}
 
     @asynccontextmanager
     async def answering(self, answer: bytes) -> AsyncIterator[None]:

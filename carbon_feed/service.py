@@ -40,6 +40,6 @@ def build(argv: Sequence[str]) -> list[service.Component]:
         service.StateComponent(state, clock, metrics),
         service.MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
         *loops,
-        service.CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
+        service.RenewalsComponent(*service.renewals(settings, tls), clock, metrics),
         server,
     ]

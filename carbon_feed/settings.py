@@ -14,8 +14,9 @@ from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, grid
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.units import INTENSITY_UNITS, intensity_unit
-from trefoil.runtime.config import FIXED, ServiceSettings, Settings, read_secret_file
+from trefoil.runtime.config import FIXED, ServiceSettings, Settings
 from trefoil.runtime.given.table import TimeUnit
+from trefoil.runtime.security.secret_files import read_secret_file
 
 ProviderName = Literal["trace", "constant", "neso", "electricity_maps", "watttime", "override"]
 DEFAULT_TRACE = Path(__file__).parent / "data" / "synthetic_duck_72h.csv"

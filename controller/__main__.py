@@ -51,7 +51,14 @@ from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.service import CertificatesComponent, Component, MetricsComponent, ServerComponent, StateComponent
+from trefoil.runtime.service import (
+    Component,
+    MetricsComponent,
+    RenewalsComponent,
+    ServerComponent,
+    StateComponent,
+    renewals,
+)
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -126,9 +133,9 @@ def parts(
     observation = Observation(settings, state.keys, catalog, forecaster, clock.now_s(), receipts.window, _stated(files))
     reader = ObservationReader(observation, state, settings.carbon, clock)
     leadership = Leadership(state, disk, clock, metrics, lambda: obeyed_epochs(observation.inputs), plan_keys)
-    token, tls = settings.token.get_secret_value() if settings.token else None, Tls.of(settings)
+    tls = Tls.of(settings)
     patience = (settings.rollout.apply_timeout_s, settings.rollout.apply_tries)
-    agents = AgentClients(clock, *patience, token, tls, settings.insecure)
+    agents = AgentClients(clock, *patience, settings.token, tls, settings.insecure)
     accountant = Accountant(settings, state, leadership, observation, receipts, disk, metrics, clock)
     commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
     rollout_ports = LiveRolloutPorts(
@@ -165,7 +172,7 @@ def parts(
         StateComponent(state, clock, metrics),
         MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
         ControlComponent(loop, reader, leadership, agents, accountant, files, declared, jobs),
-        CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
+        RenewalsComponent(*renewals(settings, tls, plan_keys), clock, metrics),
         server,
         *_page(settings, servicer, clock),
     )

@@ -26,7 +26,14 @@ from dispatcher.workers.supervisor import end_with_supervisor
 from protos.dispatcher.v1 import dispatcher_pb2_grpc, jobs_pb2_grpc
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import SteadyClock, WallClock
-from trefoil.runtime.service import CertificatesComponent, Component, MetricsComponent, ServerComponent, StateComponent
+from trefoil.runtime.service import (
+    Component,
+    MetricsComponent,
+    RenewalsComponent,
+    ServerComponent,
+    StateComponent,
+    renewals,
+)
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
@@ -48,9 +55,11 @@ def build(argv: Sequence[str]) -> list[Component]:
     tokens = fronts.access if settings.tenants_file is not None else None
     drain = GracefulShutdown(local)
     tls = local.tls
-    ends = {"service": tls.end_s} if tls else {}
+    ends, files = renewals(settings, tls, sync.plan_keys)
+    files.append(fronts.access.files)
     if settings.front_tls_certificate is not None and (front := settings.front_tls()) is not None:
         ends["clients' ports"] = front.end_s
+        files.append(front.files)
     all_workers = AllWorkers(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
@@ -75,7 +84,7 @@ def build(argv: Sequence[str]) -> list[Component]:
         fronts.peers,
         Prober(local, contracts),
         local.lengths,
-        CertificatesComponent(ends, clock, metrics),
+        RenewalsComponent(ends, files, clock, metrics),
         ServerComponent(
             lambda: rpc.make_server(settings, services, metrics=metrics, tokens=tokens, reuse_port=one_of_many, tls=tls)
         ),

@@ -59,13 +59,14 @@ from trefoil.runtime.security.audit import AuditLog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.service import (
-    CertificatesComponent,
     Component,
     MetricsComponent,
     NetworkComponent,
+    RenewalsComponent,
     ServerComponent,
     StateComponent,
     main,
+    renewals,
 )
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
@@ -140,7 +141,7 @@ def build(argv: Sequence[str]) -> Sequence[Component]:
     metrics.pass_on(TritonMetrics(node))
     connections = StateComponent(state, clock, metrics, partial(node.set_missing, "clock"))
     page = MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready)
-    return [connections, page, NetworkComponent(clock), agent, _certificates(tls, access, node, metrics), server]
+    return [connections, page, NetworkComponent(clock), agent, _renewals(tls, plan_keys, access, node, metrics), server]
 
 
 def _learn_families(
@@ -163,11 +164,13 @@ def _server(settings: PowerAgentSettings, servicer: PowerAgentServicer, node: No
     return ServerComponent(make, report=node.report_health)
 
 
-def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Metrics) -> CertificatesComponent:
-    ends = {"service": tls.end_s} if tls else {}
+def _renewals(
+    tls: Tls | None, plan_keys: PlanKeys, access: TritonAccess, node: Node, metrics: Metrics
+) -> RenewalsComponent:
+    ends, files = renewals(node.settings, tls, plan_keys)
     if access.own is not None:
         ends["tritons"] = lambda: access.end_s([part.key.name for part in node.slices.values() if part.running])
-    return CertificatesComponent(ends, node.clock, metrics, partial(node.set_missing, "tls"))
+    return RenewalsComponent(ends, files, node.clock, metrics, partial(node.set_missing, "tls"))
 
 
 def _cpu_counter(runtime: Runtime) -> Callable[[str], float | None] | None:

@@ -22,7 +22,7 @@ from trefoil.core.common import Lease
 from trefoil.core.demand import TableAck
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Write
-from trefoil.runtime.security.plan_keys import PlanKeys
+from trefoil.runtime.security.plan_keys import FIELD, PlanKeys
 from trefoil.runtime.state import LEASE_TTL_S, State
 from trefoil.runtime.state_errors import believed_epoch
 from trefoil.runtime.telemetry import Metrics
@@ -50,6 +50,7 @@ class Leadership:
         """`epochs_seen`: what nodes and workers obey, as last observed; acknowledgements are read again."""
         self._state, self._disk, self._clock, self._metrics = state, disk, clock, metrics
         self._files = KeptFiles(disk, state, plan_keys)
+        self._plan_keys, self._signed_by = plan_keys, plan_keys.signing
         self._copied_s = clock.monotonic_s()
         self._epochs_seen = epochs_seen
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
@@ -76,7 +77,7 @@ class Leadership:
         """Acquire and renew the lease for ever; `epoch` changes when it was lost in between.
 
         Raises:
-            errors.RoleFree: another controller has led meanwhile; start anew.
+            errors.RoleFree: another controller has led meanwhile, or another key signs plans now; start anew.
         """
         while True:
             try:
@@ -89,6 +90,8 @@ class Leadership:
             await self._clock.sleep(LEASE_TTL_S / RENEWALS_PER_TTL if self.epoch else 0.5)
 
     async def _step(self) -> None:
+        if self._plan_keys.signing != self._signed_by:
+            raise errors.RoleFree(f"another key of {FIELD} signs: all plans are signed again", remedy=ANEW)
         if self._lease is not None:
             if await self._state.renew(self._lease):
                 return

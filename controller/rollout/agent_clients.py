@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import grpc
 import structlog
+from pydantic import SecretStr
 
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core import errors
@@ -27,7 +28,7 @@ class AgentClients:
         clock: Clock,
         timeout_s: float,
         tries: int,
-        token: str | None = None,
+        token: SecretStr | None = None,
         tls: Tls | None = None,
         insecure: bool = False,
     ) -> None:

@@ -3,6 +3,7 @@
 # every day. What is there stays; a certificate is made anew where its names changed or its last 30 days began.
 #   docker compose run --rm -T secrets export gpu8 10.0.0.12 10.0.0.11 > gpu8.tar    what the host of node gpu8 needs
 #   docker compose run --rm -T secrets import < gpu8.tar                             on that host, before its first `up`
+#   docker compose run --rm -T secrets rotate token begin      a second token (redis_password, plan.key); switch: it is used; end: the first is dropped
 # `backup`, `check` and `restore` are what deploy/compose/backup.sh asks for.
 # A folder, and so a volume, for each who reads: no service sees the authority's key. Feed, controller and dispatchers
 # share a pair; the plan key is only the controller's and the agents', and of it dispatchers have the routes key.
@@ -17,6 +18,8 @@ kept="run/trefoil run/trefoil-authority run/trefoil-controller run/trefoil-dispa
 refuse() { echo "error: $1 = '$2': $3. Remedy: $4" >&2; exit 2; }
 
 random() { openssl rand -hex 32; }
+
+put() { cat > "$1.new"; if cmp -s "$1.new" "$1"; then rm "$1.new"; else mv "$1.new" "$1"; fi; }  # FILE: from stdin
 
 keep() { if [ -s "$1" ]; then cat >/dev/null; else cat > "$1.new" && mv "$1.new" "$1"; fi; }  # FILE: from stdin, unless it is there
 
@@ -34,7 +37,7 @@ pair() {  # FOLDER NAME USAGE ALTERNATIVE-NAMES [STEM]: FOLDER/tls.crt and tls.k
 
 name() { case $1 in *[!0-9.]*) echo "DNS:$1" ;; *) echo "IP:$1" ;; esac; }  # of a host, as a certificate says it
 
-redis_url() { echo "rediss://:$(cat "$authority/redis_password")@$1/0?ssl_ca_certs=/run/trefoil/ca.crt&ssl_certfile=/run/trefoil/tls.crt&ssl_keyfile=/run/trefoil/tls.key"; }
+redis_url() { echo "rediss://:$(head -n 1 "$authority/redis_password")@$1/0?ssl_ca_certs=/run/trefoil/ca.crt&ssl_certfile=/run/trefoil/tls.crt&ssl_keyfile=/run/trefoil/tls.key"; }
 
 node_pairs() {  # FOLDER NODE ALTERNATIVE-NAMES
     pair "$1" "$2" serverAuth,clientAuth "DNS:$2,DNS:localhost,IP:127.0.0.1,$3"
@@ -59,13 +62,27 @@ make() {
     pair "$control" control serverAuth,clientAuth "DNS:carbon_feed,DNS:controller,DNS:dispatcher,DNS:dispatcher_1,DNS:dispatcher_2,DNS:localhost,IP:127.0.0.1,$shared"
     pair "$redis" redis serverAuth,clientAuth "DNS:redis,DNS:localhost,IP:127.0.0.1,$shared"
     node_pairs "$node" "$TREFOIL_NODE" "DNS:node,DNS:agent,$shared"
-    redis_url redis:6379 | keep "$control/redis_url"
-    redis_url redis:6379 | keep "$node/redis_url"
-    keep "$redis/password.conf" <<PASSWORD
-requirepass $(cat "$authority/redis_password")
+    redis_url redis:6379 | put "$control/redis_url"
+    redis_url redis:6379 | put "$node/redis_url"
+    put "$redis/password.conf" <<PASSWORD
+user default on $(sed 's/^/>/' "$authority/redis_password" | tr '\n' ' ')~* &* +@all
 PASSWORD
-    cp "$authority/redis_password" "$redis/password"
+    put "$redis/password" < "$authority/redis_password"
     cp "$authority/ca.crt" "$haproxy/ca.crt"
+}
+
+rotate() {  # SECRET STEP: each step once all services have read the one before, after ten seconds
+    case $1 in token) file=$control/token ;; redis_password) file=$authority/redis_password ;; plan.key) file=$controller/plan.key ;;
+    *) refuse "secrets rotate" "$1" "no such secret" "token, redis_password or plan.key" ;; esac
+    [ -s "$file" ] && [ -s "$authority/ca.key" ] || refuse "secrets rotate" "$1" "no secrets of a first host here" "'docker compose up' makes them"
+    lines=$(wc -l < "$file")
+    case $2:$lines in
+    begin:1) { cat "$file"; random; } | put "$file" ;;
+    switch:2) sed -n '1h;2{p;x;p}' "$file" | put "$file" ;;
+    end:2) sed -n 1p "$file" | put "$file" ;;
+    *) refuse "secrets rotate $1" "$2" "the file has $lines lines" "begin where it has one, then switch, then end" ;; esac
+    make
+    echo "$1: $2 is done"
 }
 
 look() {
@@ -106,6 +123,9 @@ check) mkdir /tmp/backup && unpack /tmp/backup && check /tmp/backup ;;
 restore)
     [ ! -s "$authority/ca.crt" ] || refuse "secrets restore" "$authority" "there is a deployment already" "'docker compose down -v' deletes it"
     unpack / && check / ;;
+rotate)
+    [ $# -eq 3 ] || refuse "secrets rotate" "$*" "not SECRET STEP" "e.g. secrets rotate token begin"
+    rotate "$2" "$3" ;;
 export)
     [ $# -eq 4 ] || refuse "secrets export" "$*" "not NODE, its address, this host's address" "e.g. secrets export gpu8 10.0.0.12 10.0.0.11"
     [ -s "$authority/ca.key" ] || refuse "secrets export" "$2" "no authority here" "'docker compose up' on the first host makes it"
@@ -118,5 +138,5 @@ import)
     tar -C "$node" -x --no-same-owner
     [ -s "$node/joined" ] || refuse "secrets import" stdin "no secrets of a node" "give what 'secrets export' printed"
     echo "secrets of $(cat "$node/joined") are here: docker compose --profile node up -d" ;;
-*) refuse "secrets" "$1" "no such word" "make, renew, export, import, backup, check or restore" ;;
+*) refuse "secrets" "$1" "no such word" "make, renew, rotate, export, import, backup, check or restore" ;;
 esac

@@ -3,6 +3,7 @@
 #   deploy/swarm/secrets.sh 10.0.0.11 node-a node-b node-c     the address of Redis' host, and the simulated nodes by hostname
 # They cannot be changed in place: with TREFOIL_SECRETS=2 (3, ...) a new set is made, of the same authority, token and
 # passwords and with new certificates; `docker stack deploy` with the same variable then renews them everywhere.
+# TREFOIL_ROTATE="token begin" replaces a secret too, in three sets: begin, switch, end (docs/howto/secrets.md).
 set -eu
 refuse() { echo "error: $1 = '$2': $3. Remedy: $4" >&2; exit 2; }
 
@@ -20,8 +21,9 @@ trap 'rm -rf "$folder"' EXIT
 docker run --rm --network none -v trefoil_authority:/run/trefoil-authority -v trefoil_secrets:/run/trefoil \
     -v trefoil_secrets_controller:/run/trefoil-controller -v trefoil_secrets_dispatcher:/run/trefoil-dispatcher \
     -v trefoil_secrets_redis:/run/trefoil-redis \
-    -e TREFOIL_NODE=unused -e "TREFOIL_ADVERTISE_HOST=$address" "trefoil:${TREFOIL_TAG:-latest}" sh -euc '
+    -e "TREFOIL_ROTATE=${TREFOIL_ROTATE:-}" -e TREFOIL_NODE=unused -e "TREFOIL_ADVERTISE_HOST=$address" "trefoil:${TREFOIL_TAG:-latest}" sh -euc '
         /etc/trefoil/secrets.sh make >&2
+        if [ -n "$TREFOIL_ROTATE" ]; then /etc/trefoil/secrets.sh rotate $TREFOIL_ROTATE >&2; fi
         mkdir /tmp/nodes
         for node; do rm -rf /tmp/export; /etc/trefoil/secrets.sh export "$node" agent redis >"/tmp/nodes/$node.tar"; done
         tar -C /tmp/nodes -cf /tmp/nodes.tar .

@@ -1,22 +1,22 @@
 """Lets callers in: by token, role and limit. The same for gRPC, streams, REST and the admin port.
 
-Without a tenants file, and without a token, everybody may ask for everything, as on Triton. The file is read again when
-it, or a token file that it names, changes; one that cannot be used leaves the last good one in force.
+Without a tenants file, and without a token, everybody may ask for everything, as on Triton. Files of tenants and tokens
+are read again when they change; one that cannot be used leaves the last good one in force.
 """
 
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
 
 import grpc
 import structlog
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core import tenants
@@ -30,9 +30,11 @@ from dispatcher.request.core.tenants import (
     digest,
 )
 from dispatcher.settings import DispatcherSettings
-from trefoil.core.errors import SettingError, TrefoilError
+from trefoil.core.errors import SettingError
 from trefoil.runtime import config
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.security.reread import Reread
+from trefoil.runtime.security.secret_files import OVERLAP, FileSecret, accepted, read_secret_lines
 from trefoil.runtime.telemetry import Metrics
 
 LOG = structlog.get_logger()
@@ -46,12 +48,12 @@ class TenantEntry(config.Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """Stands in metrics, logs and reports."""
-    token_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$")
-    """SHA-256 of the token, in hexadecimal: printf %s "$TOKEN" | sha256sum"""
+    token_sha256: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field((), max_length=OVERLAP)
+    """SHA-256 of the token, in hexadecimal: printf %s "$TOKEN" | sha256sum; or a list of two while it is replaced."""
     token_env: str = ""
     """Or the environment variable that holds the token."""
     token_file: Path | None = None
-    """Or the file that holds it."""
+    """Or the file that holds it; two lines while it is replaced."""
     roles: tuple[Literal["infer", "admin"], ...] = (INFER,)
     """`infer`: inference and questions. `admin`: whatever changes something."""
     rate_per_s: float = Field(0.0, ge=0)
@@ -64,6 +66,11 @@ class TenantEntry(config.Settings):
     """Bytes that may come at once; 0 = those of one second."""
     weight: float = Field(1.0, ge=0.001, le=1000)
     """Share of slices and queue against that of other tenants, while requests of several wait."""
+
+    @field_validator("token_sha256", mode="before")
+    @classmethod
+    def _one_or_two(cls, given: Any) -> Any:
+        return ((given,) if given else ()) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_token(self) -> "TenantEntry":
@@ -101,10 +108,9 @@ class AccessControl:
         self._metrics = metrics
         self._refused: Counter[tuple[str, str]] = Counter()
         self.open = settings.tenants_file is None and self._token is None
-        self._watched: tuple[Path, ...] = ()
-        self._stamps_read: tuple[Any, ...] = ()
-        self._last_error = ""
-        self._tenants = self._read()
+        self._watched: list[Path] = []
+        self.files: Reread[Tenants] = Reread("tenants_file", self._read, lambda: self._watched)
+        self._tenants = self.files.now
 
     def authenticate(self, authorization: str | bytes) -> Tenant:
         """Authenticate a caller by its `authorization` header ("" = none).
@@ -195,47 +201,35 @@ class AccessControl:
         self._count()
 
     def refresh(self) -> None:
-        """Read the tenants file again if it changed; show what was refused."""
+        """Read the token and the tenants file again if they changed; show what was refused."""
         self._count()
-        if self._path is None or self._stamps() == self._stamps_read:
-            return
-        try:
-            self._tenants = self._read()
-        except TrefoilError as error:
-            if str(error) != self._last_error:
-                self._last_error = str(error)
-                LOG.warning("the tenants file is not used; the last good one stays in force", why=str(error))
-            return
-        self._last_error = ""
-        LOG.info("tenants read again", tenants=sorted(tenant.name for tenant in self._tenants.all()))
+        self._tenants = self.files.now
 
     def _read(self) -> Tenants:
-        own = {} if self._token is None else {digest(self._token.get_secret_value()): EVERYBODY}
+        own = {} if self._token is None else {digest(each): EVERYBODY for each in accepted(self._token)}
+        self._watched = [self._token.path] if isinstance(self._token, FileSecret) else []
         if self._path is None:
             return Tenants(own)
+        self._watched.append(self._path)
         entries = config.load(TenantsFile, self._path).tenant
         if len(entries) > self._tenants_max:
             raise SettingError(
                 f"{len(entries)} tenants (in {self._path})", field="tenant",
                 remedy=f"have at most tenants_max = {self._tenants_max} of them",
             )  # fmt: skip
+        self._watched += [entry.token_file for entry in entries if entry.token_file]
         by_digest = dict(own)
         names = set()
         for entry in entries:
-            key = entry.token_sha256 or digest(_secret(entry).get_secret_value())
-            if entry.name in names or key in by_digest:
+            keys = entry.token_sha256 or [digest(each) for each in _tokens(entry)]
+            if entry.name in names or not by_digest.keys().isdisjoint(keys):
                 raise SettingError(
                     f"a second tenant has this name or this token (in {self._path})", field="tenant",
                     value=entry.name, remedy="give each its own",
                 )  # fmt: skip
             names.add(entry.name)
-            by_digest[key] = entry.tenant()
-        self._watched = (self._path, *(entry.token_file for entry in entries if entry.token_file))
-        self._stamps_read = self._stamps()
+            by_digest |= dict.fromkeys(keys, entry.tenant())
         return Tenants(by_digest)
-
-    def _stamps(self) -> tuple[Any, ...]:
-        return tuple(_stamp(path) for path in self._watched)
 
     def _refusal(self, tenant: str, code: grpc.StatusCode, details: str, trailers: Any = ()) -> StatusError:
         self._refused[tenant, code.name] += 1
@@ -282,22 +276,14 @@ class Limits:
             return [0.0] * tenants.LIMITS
 
 
-def _secret(entry: TenantEntry) -> SecretStr:
+def _tokens(entry: TenantEntry) -> Sequence[str]:
     if entry.token_file is not None:
-        return SecretStr(config.read_secret_file(entry.token_file, "token_file"))
+        return read_secret_lines(entry.token_file, "token_file", OVERLAP)
     token = os.environ.get(entry.token_env, "")
     if not token:
         remedy = f"give tenant {entry.name} a token"
         raise SettingError("holds no token", field="token_env", value=entry.token_env, remedy=remedy)
-    return SecretStr(token)
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return (token,)
 
 
 @lru_cache(maxsize=4096)

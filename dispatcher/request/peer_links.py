@@ -99,7 +99,7 @@ class Peers:
         self._sequence_workers: OrderedDict[tuple[str, str], WorkerId] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         settings = local.settings
-        self._token = settings.token.get_secret_value() if settings.token else None
+        self._token = settings.token
         self._insecure = settings.insecure
 
     # Where a request goes
@@ -327,7 +327,7 @@ class Peers:
         tls = self._local.tls
         if (tls is None or not tls.mutual) and not self._insecure and not rpc.is_loopback(link.target):
             return []  # it would leave this machine in clear text, to whoever wrote that address into Redis
-        return [("authorization", f"Bearer {self._token}")]
+        return [("authorization", f"Bearer {self._token.get_secret_value()}")]
 
 
 def _may_reach(target: str) -> bool:

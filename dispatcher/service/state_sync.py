@@ -52,8 +52,8 @@ class StateSync:
         self._routing = local.routing
         self._clock = local.clock
         self._settings = settings = local.settings
-        self._plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file, routes=True)
-        self._fence = PlanFence(bool(self._plan_keys))
+        self.plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file, routes=True)
+        self._fence = PlanFence(bool(self.plan_keys))
         self._plan_read: Plan | None = None  # the one that is routed by, as its writer signed it
         self._refused: tuple[Revision, str] = (Revision(), "")
         self._state = state
@@ -207,8 +207,8 @@ class StateSync:
         """Route by a plan as it stands in Redis; raises TrefoilError where it is refused."""
         if plan != self._plan_read:
             try:
-                self._plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
-                bare, routing, now_s = self._plan_keys.verify_routes(plan), self._routing, self._clock.monotonic_s()
+                self.plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
+                bare, routing, now_s = self.plan_keys.verify_routes(plan), self._routing, self._clock.monotonic_s()
                 routes = routing.plan is not None and bool(routing.plan.routes)
                 beats = self._fence.check(bare.revision, routing.obeyed, leader, now_s, routes=routes)
                 routing.set_plan(bare, beats_fence=beats)
@@ -280,8 +280,8 @@ class StateSync:
             told = await self._state.get(key, TenantRungs)
             if told is None or told == self._rungs_read:
                 return
-            self._plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
-            self._plan_keys.verify_rungs(told)
+            self.plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
+            self.plan_keys.verify_rungs(told)
         except TrefoilError as error:
             if not isinstance(error, StateUnavailable):
                 self._log_trouble_once(error)
@@ -366,7 +366,7 @@ class StateSync:
             self._routing.unprobed.add(target.slice)
             self._health.eject(target.slice, Failure.UNREACHABLE, "known from disk only, not probed yet")
         try:
-            self._routing.set_plan(self._plan_keys.verify_routes(plan))
+            self._routing.set_plan(self.plan_keys.verify_routes(plan))
             self._plan_read, self._from_disk = plan, True
         except TrefoilError as error:
             LOG.warning("the plan on disk is not used", why=str(error))

@@ -103,7 +103,7 @@ async def test_accuracy_floors_fall_to_what_the_budget_allows_and_receipts_say_s
 
 async def test_rungs_that_the_controller_has_not_signed_refuse_nobody(budgets):
     system, cluster = budgets.system, budgets.system.plane.state.keys.cluster
-    system.running.loop._plan_keys = PlanKeys(cluster, [routes_key(KEY)])
+    system.running.loop.plan_keys = PlanKeys(cluster, [routes_key(KEY)])
     await budgets.set(TenantRung("acme", "", BudgetRung.REFUSED, free_at_s=WallClock().now_s() + 9e3))
     await until(lambda: "only what is signed is taken here" in system.running.loop.trouble)
     await budgets.ask("acme")

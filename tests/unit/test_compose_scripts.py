@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -50,8 +51,8 @@ class Secrets:
         text = text.replace("unpack / &&", f"unpack {self.folder} &&").replace("check / ;;", f"check {self.folder} ;;")
         self.script.write_text(text.replace("/tmp/backup", f"{self.folder}/unpacked"))
 
-    def __call__(self, word: str, given: bytes = b"", code: int = 0) -> bytes:
-        argv = ["sh", str(self.script), word]
+    def __call__(self, *words: str, given: bytes = b"", code: int = 0) -> bytes:
+        argv = ["sh", str(self.script), *words]
         done = subprocess.run(argv, env=self.environment, input=given, capture_output=True)
         assert done.returncode == code, done.stderr.decode()
         return done.stdout if code == 0 else done.stderr
@@ -93,14 +94,14 @@ def test_certificates_are_renewed_in_their_last_30_days_and_not_before(tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server on PATH: of Debian, with TLS")
-def test_redis_shows_a_renewed_certificate_without_a_restart(tmp_path):
+def test_redis_takes_a_renewed_certificate_and_a_new_password_without_a_restart(tmp_path):
     secrets, [port] = Secrets(tmp_path), free_ports(1)
     secrets("make")
     own = tmp_path / "run/trefoil-redis"
     for name in ("redis.sh", "redis.conf"):
         text = (COMPOSE / name).read_text().replace("/run/trefoil/", f"{own}/").replace("6379", str(port))
         text = text.replace("/etc/trefoil", str(tmp_path)).replace("/var/lib", f"{tmp_path}/var/lib")
-        (tmp_path / name).write_text(text.replace("redis-cli --tls", f"redis-cli -p {port} --tls"))
+        (tmp_path / name).write_text(text.replace("redis-cli -e", f"redis-cli -e -p {port}"))
     context = ssl.create_default_context(cafile=str(own / "ca.crt"))
     context.load_cert_chain(own / "tls.crt", own / "tls.key")
 
@@ -114,13 +115,37 @@ def test_redis_shows_a_renewed_certificate_without_a_restart(tmp_path):
         except ConnectionRefusedError:
             return ""
 
-    redis = subprocess.Popen(["sh", str(tmp_path / "redis.sh")], env=os.environ | {"TREFOIL_RENEW_S": "1"})
+    passwords = [secrets.read("run/trefoil-redis/password").strip()]
+
+    def let_in() -> set[str]:
+        """Passwords that Redis accepts, of all that there were."""
+        found = set()
+        for password in passwords:
+            with (
+                socket.create_connection(("127.0.0.1", port)) as plain,
+                context.wrap_socket(plain, server_hostname="localhost") as connection,
+            ):
+                connection.sendall(f"AUTH {password}\r\n".encode())
+                if connection.recv(100).startswith(b"+OK"):
+                    found.add(password)
+        return found
+
+    redis = subprocess.Popen(["sh", str(tmp_path / "redis.sh")], env=os.environ | {"TREFOIL_LOOK_S": "0.2"})
     try:
         until(lambda: shown() == (own / "tls.crt").read_text().strip())
         was = shown()
         (own / "tls.names").write_text("others")
         secrets("make")
         until(lambda: shown() == (own / "tls.crt").read_text().strip() != was)
+        for step in ("begin", "switch", "end"):
+            secrets("rotate", "redis_password", step)
+            passwords += secrets.read("run/trefoil-redis/password").split()
+            in_url = urlsplit(secrets.read("run/trefoil/redis_url")).password
+            assert in_url == secrets.read("run/trefoil-agent/redis_url").split(":")[2].split("@")[0]
+            until(lambda: let_in() == set(secrets.read("run/trefoil-redis/password").split()))
+            assert in_url == secrets.read("run/trefoil-redis/password").split()[0]
+        old, new = dict.fromkeys(passwords)
+        assert passwords == [old, old, new, new, old, new]
         assert redis.poll() is None
     finally:
         redis.terminate()
@@ -132,15 +157,32 @@ def test_a_backup_is_checked_and_restores_every_file(tmp_path):
     secrets("make")
     (tmp_path / "first/var/lib/trefoil-controller/objectives").write_text("mine")
     archive = secrets("backup")
-    secrets("check", archive)
+    secrets("check", given=archive)
     other = Secrets(tmp_path / "other")
-    other("restore", archive)
+    other("restore", given=archive)
     for path in (tmp_path / "first").rglob("*"):
         name = path.relative_to(tmp_path / "first")
         if path.is_file() and name.parts[0] in ("run", "var"):
             assert (tmp_path / "other" / name).read_bytes() == path.read_bytes()
             assert (tmp_path / "other" / name).stat().st_mode == path.stat().st_mode
-    assert b"there is a deployment already" in other("restore", archive, code=2)
+    assert b"there is a deployment already" in other("restore", given=archive, code=2)
+
+
+def test_a_token_is_replaced_in_three_steps_each_of_which_all_readers_have(tmp_path):
+    secrets, read = Secrets(tmp_path), []
+    secrets("make")
+    for step in ("begin", "switch", "end"):
+        secrets("rotate", "token", step)
+        read.append(secrets.read("run/trefoil/token").split())
+        assert secrets.read("run/trefoil-agent/token") == secrets.read("run/trefoil/token")
+    begin, switch, end = read
+    assert (len(begin), switch, end) == (2, begin[::-1], begin[1:])
+    for words, why in (
+        (("token", "switch"), "the file has 1 lines. Remedy: begin"), (("tokens", "begin"), "no such secret"),
+        (("token",), "not SECRET STEP"),
+    ):  # fmt: skip
+        assert why in secrets("rotate", *words, code=2).decode()
+    assert secrets.read("run/trefoil/token").split() == end
 
 
 @pytest.mark.parametrize("spoil", ["cut", "key", "empty"])
@@ -155,7 +197,7 @@ def test_a_backup_that_is_not_whole_is_refused(tmp_path, spoil):
     if spoil == "empty":
         (tmp_path / "first/run/trefoil/token").write_text("")
     archive = secrets("backup")
-    error = secrets("check", archive[: len(archive) // 2] if spoil == "cut" else archive, code=2).decode()
+    error = secrets("check", given=archive[: len(archive) // 2] if spoil == "cut" else archive, code=2).decode()
     assert "error: backup = " in error
     assert ". Remedy: " in error
 

@@ -39,8 +39,8 @@ def test_only_what_nobody_else_uses_starts_beside_its_predecessor():
 
 
 def test_what_a_lost_node_has_not_acknowledged_is_given_up_by_every_server_line():
-    """HAProxy 2.6 takes tcp-ut from no default-server, nor for a name without ipv4@: requests hung for as long as the node
-    was away."""
+    """HAProxy 2.6 takes tcp-ut from no default-server, nor for a name without ipv4@: requests hung until the node was
+    back."""
     lines = [line.split() for line in (SWARM / "haproxy.cfg").read_text().splitlines()]
     servers = [words for words in lines if words and words[0] in ("server", "server-template")]
     assert len(servers) == 4

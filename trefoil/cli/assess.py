@@ -19,7 +19,8 @@ from trefoil.cli.output import AsJson, console, grid, print_json, ticking, writi
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.config import parse_pairs, read_secret_file
+from trefoil.runtime.config import parse_pairs
+from trefoil.runtime.security.secret_files import read_secret_file
 
 if TYPE_CHECKING:
     import httpx

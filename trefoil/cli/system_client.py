@@ -29,7 +29,7 @@ from trefoil.core.objective import Objective
 from trefoil.overview.reads import ControllerReads
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.config import read_secret_file
+from trefoil.runtime.security.secret_files import OVERLAP, read_secret_file
 from trefoil.runtime.security.tls import Tls
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ async def connect(where: SystemAddress) -> AsyncIterator[ControllerClient]:
 def channel_to(address: str, where: SystemAddress) -> grpc.aio.Channel:
     """Channel to a service of a system elsewhere, by the options that name it; raises as `make_channel`."""
     rpc.split_address(address)
-    own = read_secret_file(where.token_file, "--token-file") if where.token_file else None
+    own = read_secret_file(where.token_file, "--token-file", OVERLAP) if where.token_file else None
     tls = command_tls(where.tls_ca, where.tls_certificate, where.tls_key)
     if own is None and tls is None and (token := token_at(address, Path(where.state_dir))):
         return make_channel(address, token=token)
@@ -285,7 +285,7 @@ def control_token() -> str | None:
     if token:
         remedy = f"unset it, or {TOKEN_VARIABLE}"
         raise SettingError(f"{TOKEN_VARIABLE} is set too", field=TOKEN_FILE_VARIABLE, value=path, remedy=remedy)
-    return read_secret_file(Path(path), TOKEN_FILE_VARIABLE)
+    return read_secret_file(Path(path), TOKEN_FILE_VARIABLE, OVERLAP)
 
 
 def launch_token(launch: Launch) -> str | None:
@@ -294,14 +294,14 @@ def launch_token(launch: Launch) -> str | None:
     Raises:
         SettingError: this user may not read it.
     """
-    return read_secret_file(Path(launch.token_file), "token_file") if launch.token_file else None
+    return read_secret_file(Path(launch.token_file), "token_file", OVERLAP) if launch.token_file else None
 
 
 def page_link(launch: Launch) -> str:
     """Link to the live page of a running system, with its token; "" where it has none."""
     if not launch.page:
         return ""
-    token = read_secret_file(StatePaths(Path(launch.state_dir)).read_token, "read_token")
+    token = read_secret_file(StatePaths(Path(launch.state_dir)).read_token, "read_token", OVERLAP)
     return f"http://{launch.page}/?token={token}"
 
 

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -23,11 +22,11 @@ from pydantic_core import ErrorDetails
 
 from trefoil.core import device_types, errors
 from trefoil.core.outside.ranges import Ranged
+from trefoil.runtime.security.secret_files import OVERLAP, Check, FileSecret, only_password_differs
 
 MASK = "***"
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
 OVERRIDES_VARIABLE = "TREFOIL_OVERRIDES"
-SECRET_BYTES_MAX = 4096
 FIXED = "remove it: the program fixes its value"
 """Remedy for a setting that became a constant."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")  # TOML 1.0, "Keys"
@@ -58,7 +57,7 @@ else:
 class Settings(_Model):
     """Settings model, base of every one. Lists are tuples, so that nothing in it can change.
 
-    A secret may stand in a file: where a class has both `token` and `token_file`, the file is read into `token`.
+    A secret may stand in a file: where a class has both `token` and `token_file`, `token` follows the file.
 
     Raises:
         errors.SettingError: a value that cannot be; names field, value and remedy.
@@ -67,6 +66,10 @@ class Settings(_Model):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
     """Remedies for settings that were removed, by their names; of a table that is a value now, by its keys' too."""
+    SECRET_LINES_MAX: ClassVar[Mapping[str, int]] = {}
+    """Lines that the file of a secret may hold, by the secret's name; others hold one."""
+    SECRET_CHECKS: ClassVar[Mapping[str, Check]] = {}
+    """Checks of a secret whose file changes while the service runs, by the secret's name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -81,12 +84,16 @@ class Settings(_Model):
             if values.get(secret) is not None:
                 remedy = f"give {secret} or {name}, and not both"
                 raise errors.SettingError(f"{secret} is given too", field=name, value=str(path), remedy=remedy)
-            values[secret] = SecretStr(read_secret_file(Path(values.pop(name)), name))
+            check, lines_max = cls.SECRET_CHECKS.get(secret), cls.SECRET_LINES_MAX.get(secret, 1)
+            values[secret] = FileSecret(Path(values.pop(name)), name, lines_max, check)
         return values
 
 
 class ServiceSettings(Settings):
     """Settings that every service needs. Services subclass it and give their own default addresses."""
+
+    SECRET_LINES_MAX = {"token": OVERLAP, "read_token": OVERLAP}  # noqa: RUF012
+    SECRET_CHECKS = {"redis_url": only_password_differs}  # noqa: RUF012
 
     cluster: str = "default"
     """Prefix of every Redis key; two clusters may share a Redis."""
@@ -204,47 +211,6 @@ def _origin(field: str, origins: Mapping[str, str], source: str) -> str:
         if key == field or key.startswith(f"{field}.") or field.startswith(f"{key}."):
             return origins[key]
     return source
-
-
-def read_secret_file(path: Path, field: str) -> str:
-    """Read a secret, one line, from a file that only its owner and group may read; `field`: which setting names it.
-
-    Raises:
-        errors.SettingError: as `read_secret_lines`.
-    """
-    return read_secret_lines(path, field)[0]
-
-
-def read_secret_lines(path: Path, field: str, lines_max: int = 1) -> Sequence[str]:
-    """Read secrets, one a line, from a file that only its owner and group may read.
-
-    Raises:
-        errors.SettingError: it cannot be read, is empty or no secret, or others may read it; never shows what it holds.
-    """
-
-    def refuse(why: str, remedy: str) -> errors.SettingError:
-        return errors.SettingError(why, field=field, value=str(path), remedy=remedy)
-
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # as of a pipe
-            kind = os.fstat(file.fileno()).st_mode
-            data = file.read(SECRET_BYTES_MAX + 1) if stat.S_ISREG(kind) else b""
-    except OSError as error:
-        remedy = "name a text file that this user may read"
-        raise errors.system_error(errors.SettingError, error, "be read", path, field=field, remedy=remedy) from error
-    if not stat.S_ISREG(kind):
-        raise refuse("is no file", "name a text file")
-    if kind & stat.S_IRWXO:
-        raise refuse(f"others may read or change it (mode {stat.S_IMODE(kind):04o})", f"chmod o= {path}")
-    try:
-        lines = data.decode().strip().splitlines()
-    except UnicodeDecodeError:
-        lines = []
-    if not 1 <= len(lines) <= lines_max or not all(lines) or len(data) > SECRET_BYTES_MAX:
-        length = "one line of text" if lines_max == 1 else f"at most {lines_max} lines of text, none of them empty"
-        why = f"holds no secret: {length}, at most {SECRET_BYTES_MAX} bytes"
-        raise refuse(why, "put the secret there, nothing else")
-    return lines
 
 
 def register_own_device_types() -> None:

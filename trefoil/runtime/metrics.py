@@ -52,6 +52,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("whose",),
     ),
     Metric(
+        "trefoil_changed_file_refused",
+        "gauge",
+        "1 while a changed file of secrets or certificates cannot be used and the one before is in force, by setting.",
+        ("field",),
+    ),
+    Metric(
         "trefoil_plan_refused",
         "gauge",
         "1 while a dispatcher refuses the plan in Redis, or a power agent the plan of its controller.",

@@ -1,4 +1,4 @@
-"""Redis' client: by a URL, never asking twice by itself, over TLS by certificates as they are."""
+"""Redis' client: by a URL, without retries of its own. Each new connection reads password and certificates again."""
 
 import asyncio
 import os
@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import redis.asyncio as redis
+from pydantic import SecretStr
 from redis import exceptions
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 
 from trefoil.core import errors
 
@@ -31,15 +34,32 @@ class _FreshTls(redis.SSLConnection):
         return found
 
 
-def make_client(url: str, timeout_s: float) -> "redis.Redis":
+class _Credentials(CredentialProvider):
+    """User and password of the URL as it is at each new connection."""
+
+    def __init__(self, url: SecretStr) -> None:
+        self._url = url
+
+    async def get_credentials_async(self) -> Any:
+        """Arguments of AUTH; none where the URL has no password."""
+        found = parse_url(self._url.get_secret_value())
+        return tuple(str(found[name]) for name in ("username", "password") if found.get(name))
+
+
+def make_client(url: SecretStr | str, timeout_s: float) -> "redis.Redis":
     """Make a client, lazily: nothing is sent yet. `timeout_s`: of a connection; calls are their caller's to bound.
 
     Raises:
         errors.SettingError: no URL of a Redis.
     """
+    secret = url if isinstance(url, SecretStr) else SecretStr(url)
     try:
-        client = redis.Redis.from_url(
-            url,
+        options = parse_url(secret.get_secret_value())
+        for name in ("username", "password"):
+            options.pop(name, None)  # type: ignore[misc]
+        pool = redis.ConnectionPool(
+            **options,
+            credential_provider=_Credentials(secret),
             protocol=2,
             # With a timeout of its own the client sends under asyncio.wait_for, which in Python 3.11 can swallow a
             # cancellation: the task then outlives its service's shutdown.
@@ -51,9 +71,9 @@ def make_client(url: str, timeout_s: float) -> "redis.Redis":
     except ValueError as error:
         remedy = "write redis[s]://[:password@]host:port/0 or unix://path"
         raise errors.SettingError(f"{error}", field="redis_url", remedy=remedy) from error
-    if issubclass(client.connection_pool.connection_class, redis.SSLConnection):
-        client.connection_pool.connection_class = _FreshTls
-    return client
+    if issubclass(pool.connection_class, redis.SSLConnection):
+        pool.connection_class = _FreshTls
+    return redis.Redis.from_pool(pool)
 
 
 async def read_hints(pubsub: Any, wait_s: float) -> Iterable[bytes]:

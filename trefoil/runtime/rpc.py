@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from pydantic import SecretStr
 
 from trefoil import direct
 from trefoil.core import errors
@@ -225,7 +226,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def check_clear_text(target: str, token: str | None, tls: Tls | None, *, insecure: bool = False) -> None:
+def check_clear_text(target: str, token: SecretStr | str | None, tls: Tls | None, *, insecure: bool = False) -> None:
     """Check that a token does not leave this machine in clear text; errors.SettingError where it would."""
     if token and tls is None and not insecure and not is_loopback(target):
         raise errors.SettingError(
@@ -237,7 +238,7 @@ def check_clear_text(target: str, token: str | None, tls: Tls | None, *, insecur
 
 
 def channel(
-    target: str, *, tls: Tls | None = None, name: str = "", token: str | None = None, insecure: bool = False
+    target: str, *, tls: Tls | None = None, name: str = "", token: SecretStr | str | None = None, insecure: bool = False
 ) -> grpc.aio.Channel:
     """Channel without retries, message limits or proxies, that reconnects quickly. `name`: whom the server's
     certificate must name, instead of the target's host. `insecure`: the token may leave this machine in clear text.
@@ -254,7 +255,8 @@ def channel(
         ("grpc.min_reconnect_backoff_ms", 2000),  # the patience of one attempt; the pause between two is the other two
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
-    interceptors: list[grpc.aio.ClientInterceptor] = [UnaryToken(token), StreamToken(token)] if token else []
+    secret = SecretStr(token) if isinstance(token, str) else token
+    interceptors: list[grpc.aio.ClientInterceptor] = [UnaryToken(secret), StreamToken(secret)] if secret else []
     if tls is not None and name:
         options.append(("grpc.ssl_target_name_override", name))
     return direct.channel(target, None if tls is None else tls.channel_credentials(), options, interceptors)

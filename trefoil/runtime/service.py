@@ -24,6 +24,11 @@ from trefoil.core import errors
 from trefoil.core.units import format_time
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.security.plan_keys import PlanKeys
+from trefoil.runtime.security.reread import Reread
+from trefoil.runtime.security.secret_files import secret_files
+from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -37,7 +42,8 @@ NETWORK_POLL_S: Final = 0.5
 NETWORK_GONE_S: Final = 2.0
 LOOPBACK_INTERFACE: Final = "lo"
 EXPIRY: Final = "trefoil_tls_expiry_timestamp_seconds"
-EXPIRY_POLL_S: Final = 30.0
+REFUSED_FILE: Final = "trefoil_changed_file_refused"
+RENEWALS_POLL_S: Final = 2.0
 EXPIRY_WARN_S: Final = 14 * 86_400.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 BEAT_S: Final = 1.0
@@ -283,46 +289,65 @@ def probed(path: str, still_s: float, not_ready: Callable[[], str]) -> tuple[int
     return (503, f"{why}\n") if why else (200, "ok\n")
 
 
-class CertificatesComponent:
-    """Part that tells when certificates end, and before it is too late; looking at them also takes renewed ones.
+def renewals(
+    settings: ServiceSettings, tls: Tls | None, plan_keys: PlanKeys | None = None
+) -> tuple[dict[str, Callable[[], float]], list[Reread[Any]]]:
+    """End of a service's certificate, and files of its secrets, keys and certificates, for `RenewalsComponent`."""
+    files: list[Reread[Any]] = [*secret_files(settings)]
+    if plan_keys is not None and plan_keys.file is not None:
+        files.append(plan_keys.file)
+    return ({"service": tls.end_s}, [*files, tls.files]) if tls else ({}, files)
 
-    `ends`: whose certificates, and when the first of them ends [UTC s], infinite where there is none. `report` is told
-    of one that ends soon, and by "" of its renewal.
+
+class RenewalsComponent:
+    """Part that reports certificates that end soon, and changed files (certificates, secrets) that cannot be used.
+
+    `ends`: whose certificates, and when the first of them ends [UTC s], infinite where there is none. `files` are read
+    again by looking at them. `report` gets what is wrong, and "" once nothing is.
     """
 
     def __init__(
         self,
         ends: Mapping[str, Callable[[], float]],
+        files: Sequence[Reread[Any]],
         clock: Clock,
         metrics: Metrics,
         report: Callable[[str], object] | None = None,
     ) -> None:
-        self._ends, self._clock, self._metrics, self._report = ends, clock, metrics, report
+        self._ends, self._files, self._clock, self._metrics, self._report = ends, files, clock, metrics, report
         self._said = ""
 
     async def init(self) -> None:
         self._look()
 
     async def run(self) -> None:
-        while self._ends:
-            await self._clock.sleep(EXPIRY_POLL_S)
+        while self._ends or self._files:
+            await self._clock.sleep(RENEWALS_POLL_S)
             self._look()
 
     def _look(self) -> None:
+        refused = []
+        for file in self._files:
+            _ = file.now
+            self._metrics.set(REFUSED_FILE, float(bool(file.trouble)), field=file.what)
+            refused += [f"{file.what}: the file before its change is in force: {file.trouble}"] if file.trouble else []
+        why = "; ".join([*refused, *self._ending()])
+        if why != self._said:
+            self._said, log = why, structlog.get_logger()
+            log.warning("certificates or secrets", why=why) if why else log.info(
+                "certificates and secrets are in order"
+            )
+            if self._report is not None:
+                self._report(why)
+
+    def _ending(self) -> list[str]:
         soon = []
         for whose, end in sorted(self._ends.items()):
             end_s = end()
             self._metrics.set(EXPIRY, end_s, whose=whose)
             if end_s < self._clock.now_s() + EXPIRY_WARN_S:
                 soon.append(f"of {whose} at {format_time(round(end_s))}")
-        if not soon and not self._said:
-            return
-        why = f"certificates end: {', '.join(soon)}. Remedy: renew them (docs/howto/tls.md)" if soon else ""
-        if why != self._said:
-            self._said, log = why, structlog.get_logger()
-            log.warning("certificates end soon", why=why) if soon else log.info("certificates have been renewed")
-            if self._report is not None:
-                self._report(why)
+        return [f"certificates end: {', '.join(soon)}. Remedy: renew them (docs/howto/tls.md)"] if soon else []
 
     async def shutdown(self) -> None:
         return

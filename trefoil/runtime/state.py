@@ -112,8 +112,7 @@ class State:
         metrics: Metrics | None = None,
     ) -> "State":
         """Connect, lazily: nothing is sent before the first call. `metrics` count leases, refusals and silences."""
-        plain = url.get_secret_value() if isinstance(url, SecretStr) else url
-        return cls(make_client(plain, timeout_s), cluster, clock or WallClock(), timeout_s, metrics)
+        return cls(make_client(url, timeout_s), cluster, clock or WallClock(), timeout_s, metrics)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -3,22 +3,34 @@
 Clients' requests go on without a token.
 """
 
+import asyncio
+import contextlib
 import json
 import os
 import stat
+import time
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
+import redis.asyncio as redis
 
 from protos.carbon_feed.v1 import carbon_feed_pb2, carbon_feed_pb2_grpc
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
+from protos.types.v1 import plan_pb2
 from tests.integration.system.conftest import Serving
-from tests.support.system import FAMILY
+from tests.support.system import FAMILY, load, until
 from trefoil.cli.run.launcher import infer_zeros
+from trefoil.cli.run.state_directory import Launch, StatePaths, write_private
 from trefoil.cli.system_client import launch_token
+from trefoil.core.errors import StateUnavailable
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.plan import RolloutState
 from trefoil.runtime import rpc
+from trefoil.runtime.security.secret_files import FileSecret
+from trefoil.runtime.state import State
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -57,6 +69,72 @@ def test_commands_find_the_token_by_the_state_directory_also_for_an_address_of_i
     assert "no valid token" in system.refused(
         "node", "show", "--target", system.launch.addresses["power_agent"], state_dir=system.state_dir / "elsewhere"
     )
+
+
+async def test_tokens_and_the_password_of_redis_change_under_load_and_no_request_fails(serving: Serving) -> None:
+    system, launch, stop = serving.system, serving.system.launch, asyncio.Event()
+    paths, token, url = StatePaths(system.state_dir), launch_token(launch), launch.redis_url
+    password = urlsplit(url).password
+    assert token
+    assert password
+    state = State.connect(FileSecret(paths.redis_url, "redis_url_file"), launch.cluster)
+    sending = asyncio.create_task(load(launch.addresses["inference"], 40.0, 240.0, stop))
+    async with redis.from_url(url) as admin:
+
+        async def accept(*passwords: str) -> None:
+            wanted = [f"+{each}" for each in passwords]
+            await admin.acl_setuser("default", enabled=True, reset_passwords=True, passwords=wanted)
+
+        async def published() -> None:
+            """The agent has published over a new connection."""
+            await admin.client_kill_filter(_type="normal", skipme=True)
+            since_s = time.time()
+
+            async def seen() -> bool:
+                with contextlib.suppress(StateUnavailable):  # once, for the connection that was closed
+                    found = await state.scan(state.keys.node_prefix(), NodeStatus)
+                    return bool(found) and all(node.observed_at_s > since_s for node in found.values())
+                return False
+
+            await until(seen, 60.0, "the agent has published nothing within")
+
+        async def rolled_out(shown: str) -> None:
+            """The controller commands the agent again, by the token of its file."""
+            before = (await plan_of(launch, shown)).target.number
+            await asyncio.to_thread(system.pin, serving.first_plan)
+
+            async def done() -> bool:
+                rollout = await plan_of(launch, shown)
+                return rollout.state == RolloutState.DONE and rollout.target.number > before
+
+            await until(done, 60.0, "the plan is not rolled out within")
+
+        for old, new, old_token, new_token in (
+            (password, "other", token, "other-token"), ("other", password, "other-token", token),
+        ):  # fmt: skip
+            await accept(old, new)
+            write_private(paths.redis_url, url.replace(password, new))
+            await published()
+            await accept(new)
+            await published()
+            for lines in ((old_token, new_token), (new_token, old_token), (new_token,)):
+                write_private(paths.token, "\n".join(lines))
+                for service in CALLS:
+                    for each in (old_token, new_token):
+                        code = "OK" if each in lines else "UNAUTHENTICATED"
+                        assert (await answered(launch.addresses[service], service, each)).name == code, (service, lines)
+            await rolled_out(new_token)
+    stop.set()
+    result = await sending
+    await state.close()
+    assert len(result.records) > 100
+    assert result.answered == len(result.records)
+
+
+async def plan_of(launch: Launch, token: str) -> plan_pb2.Rollout:
+    async with rpc.channel(launch.addresses["controller"], token=token) as channel:
+        stub = controller_pb2_grpc.ControllerStub(channel)
+        return (await stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=60.0)).rollout
 
 
 def test_no_secret_is_in_the_process_list_nor_in_logs(serving: Serving) -> None:

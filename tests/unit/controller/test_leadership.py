@@ -6,13 +6,14 @@ import pytest
 
 from controller.__main__ import ControlComponent
 from controller.role.disk_store import DiskStore
-from controller.role.leadership import Leadership
+from controller.role.leadership import NO_KEYS, Leadership
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import RoleFree
 from trefoil.runtime.clock import ManualClock, WallClock
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import LEASE_TTL_S
 from trefoil.runtime.telemetry import Metrics
 
@@ -24,11 +25,11 @@ class Host:
         self.clock, self.folder, self._patch = ManualClock(1000.0), folder, monkeypatch
         self.server = Server(self.clock)
 
-    def controller(self, name: str, highest_seen: int = 0, folder: str = "") -> Leadership:
+    def controller(self, name: str, highest_seen: int = 0, folder: str = "", keys: PlanKeys = NO_KEYS) -> Leadership:
         self._patch.setattr("controller.role.leadership.socket.gethostname", lambda: name)
         store = DiskStore(self.folder / folder, 10)
         state = state_on(self.server, "default", self.clock)
-        return Leadership(state, store, self.clock, Metrics("controller"), lambda: [highest_seen])
+        return Leadership(state, store, self.clock, Metrics("controller"), lambda: [highest_seen], keys)
 
     async def passes(self, seconds: float, *alive: Leadership) -> None:
         for _ in range(round(seconds)):
@@ -53,6 +54,20 @@ async def test_a_standby_starts_anew_once_the_role_is_free(host):
     again = host.controller("b", folder="elsewhere")
     await again._step()
     assert again.epoch > 1
+
+
+async def test_another_signing_key_starts_the_leader_anew_and_a_second_key_does_not(host, tmp_path):
+    file = tmp_path / "plan.key"
+    file.touch(0o600)
+    file.write_text("0" * 32)
+    leader = host.controller("a", keys=PlanKeys.read("default", file))
+    for text in ("0" * 32, f"{'0' * 32}\n{'1' * 32}"):
+        file.write_text(text)
+        await leader._step()
+    assert leader.epoch == 1
+    file.write_text(f"{'1' * 32}\n{'0' * 32}")
+    with pytest.raises(RoleFree, match="another key of plan_key_file signs: all plans are signed again"):
+        await leader._step()
 
 
 async def test_after_a_dead_one_the_role_is_taken_at_once(host):

@@ -114,3 +114,19 @@ def test_a_file_that_holds_no_keys_is_refused_and_not_shown(tmp_path: Path, text
         PlanKeys.read("c", path)
     assert str(caught.value).startswith(f"plan_key_file = '{path}': {why}")
     assert text.split()[0] not in str(caught.value).replace("secret", "")
+
+
+def test_a_changed_file_of_keys_is_in_force_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "plan.key"
+    path.touch(0o600)
+    path.write_text(OLD)
+    keys, old, new = PlanKeys.read("c", path), PlanKeys("c", [OLD]), PlanKeys("c", [NEW])
+    for text, signer in ((f"{OLD}\n{NEW}", old), (f"{NEW}\n{OLD}", new), ("short", new)):
+        path.write_text(text)
+        assert (keys.signing, keys.sign(PLAN)) == (signer.signing, signer.sign(PLAN))
+        assert keys.verify(old.sign(PLAN)) == keys.verify(new.sign(PLAN)) == PLAN
+    assert keys.file is not None
+    assert "holds a key of less than 32 characters" in keys.file.trouble
+    path.write_text(NEW)
+    with pytest.raises(PlanError, match="signed with a key that is not"):
+        keys.verify(old.sign(PLAN))

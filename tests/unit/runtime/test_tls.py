@@ -24,7 +24,7 @@ from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import ManualClock, WallClock
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.service import CertificatesComponent
+from trefoil.runtime.service import RenewalsComponent
 from trefoil.runtime.telemetry import Metrics
 
 NAME = "trefoil.power_agent.v1.PowerAgent"
@@ -226,7 +226,7 @@ async def test_certificates_that_end_soon_are_named_until_they_are_renewed(ours)
     tls, told = trusting(ours, ours.service("node0")), []
     clock, metrics = ManualClock(WallClock().now_s()), Metrics("power_agent")
     ends = {"service": tls.end_s, "tritons": lambda: math.inf}
-    part = CertificatesComponent(ends, clock, metrics, told.append)
+    part = RenewalsComponent(ends, [], clock, metrics, told.append)
     await part.init()
     assert re.fullmatch(r"certificates end: of service at 20\d\d-[^,]*Z\. Remedy: renew them .*", told[0])
     told_s = re.findall(r'trefoil_tls_expiry_timestamp_seconds{.*whose="service".*} (.*)', metrics.text())

@@ -39,6 +39,7 @@ from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.repository import family_folder, family_folders, link_shared, load_catalog, load_family
 from trefoil.runtime.security import plan_keys
+from trefoil.runtime.security.secret_files import read_secret_file
 from trefoil.runtime.state import State
 
 if TYPE_CHECKING:
@@ -227,9 +228,11 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
         write_private(secret, f"{secrets.token_urlsafe(32)}\n")
     if not paths.plan_key.exists():
         write_private(paths.plan_key, f"{secrets.token_hex(32)}\n")
-    plan_key = config.read_secret_file(paths.plan_key, plan_keys.FIELD)
+    plan_key = read_secret_file(paths.plan_key, plan_keys.FIELD)
     write_private(paths.routes_key, f"{plan_keys.routes_key(plan_key)}\n")
     ports = system.listening_ports
+    redis_url = f"redis://:{secrets.token_urlsafe(24)}@{LOOPBACK}:{ports.redis}/0"
+    write_private(paths.redis_url, f"{redis_url}\n")
     address = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
     metrics = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
     return Launch(
@@ -237,7 +240,7 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
         cluster=system.cluster,
         state_dir=str(paths.state_dir),
         supervisor=supervisor,
-        redis_url=f"redis://:{secrets.token_urlsafe(24)}@{LOOPBACK}:{ports.redis}/0",
+        redis_url=redis_url,
         addresses=address
         | {"inference": f"{LOOPBACK}:{ports.inference}"}
         | ({"rest": f"{LOOPBACK}:{ports.rest}"} if ports.rest else {}),
@@ -339,7 +342,7 @@ def _own_service(
 def _common_settings(name: str, system: System, launch: Launch, folder: Path) -> dict[str, Any]:
     return {
         "cluster": launch.cluster,
-        "redis_url": launch.redis_url,
+        "redis_url_file": str(StatePaths(Path(launch.state_dir)).redis_url),
         "state_dir": str(folder),
         "admin_address": launch.addresses[name],
         "metrics_address": launch.metrics[name],

@@ -3,6 +3,7 @@
 <state_dir>/lock                 held while a supervisor lives
 <state_dir>/run/launch.json      0600: who supervises, where everything listens (holds the Redis password)
 <state_dir>/run/token            0600: what the services' admin ports ask for, also of processes of this machine
+<state_dir>/run/redis_url        0600: address and password of Redis
 <state_dir>/run/read_token       0600: what the page asks for; it opens what changes nothing
 <state_dir>/run/plan.key         0600: what the controller signs plans by; stays from launch to launch
 <state_dir>/run/routes.key       0600: derived from it, for the dispatcher
@@ -107,6 +108,11 @@ class StatePaths:
     def read_token(self) -> Path:
         """File of the token of the live page."""
         return self.run / "read_token"
+
+    @property
+    def redis_url(self) -> Path:
+        """File of the address and password of Redis."""
+        return self.run / "redis_url"
 
     @property
     def plan_key(self) -> Path:

@@ -12,6 +12,7 @@ import hmac
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,7 +22,8 @@ from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.objective import TenantRungs
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec, rpc
-from trefoil.runtime.config import read_secret_lines
+from trefoil.runtime.security.reread import Reread
+from trefoil.runtime.security.secret_files import read_secret_lines
 
 FIELD: Final = "plan_key_file"
 ROUTES: Final = "routes:"
@@ -32,12 +34,11 @@ _NAME_CHARS: Final = 8
 
 
 class PlanKeys:
-    """Keys of one cluster's plans: the first signs, each verifies. Without any, plans stay unsigned."""
+    """Keys of one cluster's plans: the first signs, each verifies. Without any, plans stay unsigned. Keys of a `file`
+    follow its changes."""
 
-    def __init__(self, cluster: str, keys: Sequence[str] = ()) -> None:
-        self._cluster = cluster
-        self._keys = _named(key for key in keys if not key.startswith(ROUTES))
-        self._routes_keys = _named(map(routes_key, keys))
+    def __init__(self, cluster: str, keys: Sequence[str] = (), file: Reread[Sequence[str]] | None = None) -> None:
+        self._cluster, self._given, self.file = cluster, keys, file
 
     @classmethod
     def read(cls, cluster: str, path: Path | None, *, routes: bool = False) -> "PlanKeys":
@@ -48,16 +49,24 @@ class PlanKeys:
         """
         if path is None:
             return cls(cluster)
-        keys = read_secret_lines(path, FIELD, KEYS_MAX)
-        if min(map(len, keys)) < KEY_CHARS_MIN:
-            raise SettingError(
-                f"holds a key of less than {KEY_CHARS_MIN} characters", field=FIELD, value=str(path),
-                remedy=f"make one: openssl rand -hex 32 > {path}",
-            )  # fmt: skip
-        if not routes and any(key.startswith(ROUTES) for key in keys):
-            remedy = "give controllers and agents the plan key itself"
-            raise SettingError("holds a routes key, which dispatchers use", field=FIELD, value=str(path), remedy=remedy)
-        return cls(cluster, keys)
+        return cls(cluster, file=Reread(FIELD, partial(_read_keys, path, routes), lambda: (path,)))
+
+    @property
+    def signing(self) -> str:
+        """Name of the key that signs; "" without keys."""
+        return next(iter(self._routes_keys), "")
+
+    @property
+    def _lines(self) -> Sequence[str]:
+        return self._given if self.file is None else self.file.now
+
+    @property
+    def _keys(self) -> dict[str, str]:
+        return _named(key for key in self._lines if not key.startswith(ROUTES))
+
+    @property
+    def _routes_keys(self) -> dict[str, str]:
+        return _named(map(routes_key, self._lines))
 
     def __bool__(self) -> bool:
         return bool(self._routes_keys)
@@ -142,6 +151,19 @@ class PlanKeys:
 def routes_key(key: str) -> str:
     """Key that signs plans, derived from a plan key; a routes key is returned unchanged."""
     return key if key.startswith(ROUTES) else f"{ROUTES}{_digest(key, 'trefoil routes key')}"
+
+
+def _read_keys(path: Path, routes: bool) -> Sequence[str]:
+    keys = read_secret_lines(path, FIELD, KEYS_MAX)
+    if min(map(len, keys)) < KEY_CHARS_MIN:
+        raise SettingError(
+            f"holds a key of less than {KEY_CHARS_MIN} characters", field=FIELD, value=str(path),
+            remedy=f"make one: openssl rand -hex 32 > {path}",
+        )  # fmt: skip
+    if not routes and any(key.startswith(ROUTES) for key in keys):
+        remedy = "give controllers and agents the plan key itself"
+        raise SettingError("holds a routes key, which dispatchers use", field=FIELD, value=str(path), remedy=remedy)
+    return keys
 
 
 def _named(keys: Iterable[str]) -> dict[str, str]:

@@ -13,11 +13,13 @@ from typing import Any, Final, Protocol
 import grpc
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import SecretStr
 
 from trefoil.core import errors
 from trefoil.core.errors import InvalidInput
 from trefoil.core.outside.ranges import complaint
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.security.secret_files import accepted
 
 READ_VERBS: Final = ("Get", "Watch", "List", "Explain", "Preview")
 
@@ -39,8 +41,8 @@ class Scopes(Protocol):
 class Tokens:
     """Tokens that callers must present: `control` opens everything, `read` what only asks. None: no demand."""
 
-    control: str | None = None
-    read: str | None = None
+    control: SecretStr | None = None
+    read: SecretStr | None = None
 
     @classmethod
     def from_settings(cls, settings: ServiceSettings) -> "Tokens":
@@ -48,19 +50,20 @@ class Tokens:
         if settings.read_token is not None and settings.token is None:
             remedy = "set token too: it guards commands"
             raise errors.SettingError("set without token", field="read_token", remedy=remedy)
-        secrets = (settings.token, settings.read_token)
-        return cls(*(secret.get_secret_value() if secret is not None else None for secret in secrets))
+        return cls(settings.token, settings.read_token)
 
     def scope(self, metadata: Any) -> str:
         """Scope of a caller: "control", "read", "open" (no token demanded), or "" without a valid token."""
         if self.control is None:
             return "open"
         given = str(dict(metadata or ()).get("authorization", "")).encode()
-        if hmac.compare_digest(given, f"Bearer {self.control}".encode()):
+        if _shows(given, self.control):
             return "control"
-        if self.read is not None and hmac.compare_digest(given, f"Bearer {self.read}".encode()):
-            return "read"
-        return ""
+        return "read" if self.read is not None and _shows(given, self.read) else ""
+
+
+def _shows(authorization: bytes, token: SecretStr) -> bool:
+    return any(hmac.compare_digest(authorization, f"Bearer {each}".encode()) for each in accepted(token))
 
 
 PARTS_MAX: Final = 50_000
@@ -121,15 +124,16 @@ def _check_time(field: str, time: Any) -> None:
         raise InvalidInput("is not a time", field=field, value=value, remedy="send one of the years 1 to 9999")
 
 
-def _with_token(details: grpc.aio.ClientCallDetails, token: str) -> grpc.aio.ClientCallDetails:
-    metadata = grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {token}"))
+def _with_token(details: grpc.aio.ClientCallDetails, token: SecretStr) -> grpc.aio.ClientCallDetails:
+    shown = ("authorization", f"Bearer {token.get_secret_value()}")
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), shown)
     return details._replace(metadata=metadata)
 
 
 class UnaryToken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     """Interceptor that adds the token to calls with one answer."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: SecretStr) -> None:
         self._token = token
 
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
@@ -139,7 +143,7 @@ class UnaryToken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
 class StreamToken(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
     """Interceptor that adds the token to calls with a stream of answers."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: SecretStr) -> None:
         self._token = token
 
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TLS of services by PEM files, which are taken anew as they change: a renewed certificate needs no restart.
+"""TLS of services by PEM files, which are read again when they change: a renewed certificate needs no restart.
 
 One authority, `tls_ca`, signs the certificates of all services of a cluster. Where it is set each side of a connection
 shows its certificate, and nobody else is let in.
@@ -15,6 +15,7 @@ import grpc
 
 from trefoil.core.errors import SettingError, system_words
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.security.reread import Reread
 
 FIELDS: Final = ("tls_certificate", "tls_key", "tls_ca")
 GRPC: Final = ("h2",)  # what both sides of gRPC call themselves (ALPN)
@@ -35,8 +36,7 @@ class Loaded:
 
 
 class Tls:
-    """TLS by a certificate, its key and an authority. A change that cannot be used is warned about once, and what was
-    there before it goes on."""
+    """TLS by a certificate, its key and an authority; `files` follows their changes."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Tls:
         self._pair = (certificate, key) if certificate is not None and key is not None else None
         self._ca, self._fields, self._signed, self._alpn = ca, fields, signed, list(alpn)
         self._serves, self._calls, self._name = serves, calls, ""
-        self._seen = self._stamp()
-        self._loaded = self._load()
+        paths = tuple(path for path in (certificate, key, ca) if path is not None)
+        self.files: Reread[Loaded] = Reread(", ".join(fields), self._load, lambda: paths)
 
     @classmethod
     def of(cls, settings: ServiceSettings) -> "Tls | None":
@@ -75,18 +75,7 @@ class Tls:
     @property
     def now(self) -> Loaded:
         """The files as they are now, or as they were when they could be used last."""
-        if (stamp := self._stamp()) != self._seen:
-            self._seen = stamp
-            import structlog
-
-            log = structlog.get_logger()
-            try:
-                self._loaded = self._load()
-            except SettingError as error:
-                log.warning("a changed certificate is not used, the one before it goes on", why=str(error))
-            else:
-                log.info("a changed certificate is used from now on", files=self._named())
-        return self._loaded
+        return self.files.now
 
     @property
     def mutual(self) -> bool:
@@ -150,16 +139,6 @@ class Tls:
 
     def _named(self) -> str:
         return ", ".join(str(path) for path in self._pair or (self._ca,))
-
-    def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        found: list[tuple[int, int, int] | None] = []
-        for path in (*(self._pair or ()), self._ca):
-            try:
-                told = path.stat() if path is not None else None
-            except OSError:
-                told = None  # whoever reads it says so
-            found.append((told.st_ino, told.st_mtime_ns, told.st_size) if told is not None else None)
-        return tuple(found)
 
     def _load(self) -> Loaded:
         pair, ca, named, value = self._pair, self._ca, self._fields[2], str(self._ca)
