@@ -30,10 +30,11 @@ from controller.planners.table import PLANNERS
 from controller.role.by_command import NO_BUDGETS, TENANT_BUDGETS, KeptBudgets
 from controller.role.disk_store import DiskStore
 from controller.role.kept_files import KeptFiles
+from controller.role.leader_answers import LeaderAnswers
 from controller.role.leadership import Leadership
 from controller.rollout.agent_clients import AgentClients
 from controller.rollout.core.executor import RolloutExecutor
-from controller.service import FULL_NAME, ControllerService, LeaderAnswers
+from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
 from controller.stored_reads import StoredReads
 from protos.controller.v1 import controller_pb2_grpc

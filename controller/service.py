@@ -1,8 +1,7 @@
 """gRPC service of the controller: what operators and the command line ask of it."""
 
-import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -116,14 +115,6 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
             raise errors.InvalidInput("missing", field="objectives.objective", remedy="give each change one")
         await self._files.refresh_for([each.objective.family for each in request.objectives])
         accepted: dict[str, Objective] = {}
-        for each in request.objectives:
-            family = each.objective.family
-            if family in accepted:
-                raise errors.InvalidInput("given twice", field="family", value=family, remedy="give each once")
-            try:
-                accepted[family] = self._accepted(each)
-            except errors.TrefoilError as error:
-                raise type(error)(f"family {family}: {error}") from error
         max_watts = _watts(request)
         if request.reset_max_watts:
             if max_watts is not None:
@@ -131,7 +122,12 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
                 raise errors.InvalidInput("given with a reset", field="max_watts", value=max_watts, remedy=remedy)
             max_watts = self._loop.settings.max_watts
         reset = _reset_of(*request.objectives, max_watts=request.reset_max_watts)
-        degraded = await self._loop.set_objectives(Change(tuple(accepted.values()), max_watts, reset))
+
+        def make() -> Change:
+            accepted.update(self._all_accepted(request.objectives))
+            return Change(tuple(accepted.values()), max_watts, reset)
+
+        degraded = await self._loop.set_objectives(make)
         return pb.SetObjectivesResponse(
             objectives=[codec.to_proto(each) for each in accepted.values()],
             max_watts=self._loop.core.max_watts,
@@ -153,14 +149,18 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
         await self._files.refresh_for([each.family for each in named])
         catalog, prune, stated = self._files.catalog, request.prune, self._loop.settings.stated_budgets
         wanted = [codec.from_proto(each) for each in request.objectives]
-        accepted = accept_all(core, wanted, catalog, self._planner, self._loop.settings.pue)
         kept = [codec.from_proto(each) for each in request.budgets]
-        budgets = accept_budgets(core.budgets, kept, stated, catalog, prune=prune)
-        declaration = Declaration(accepted, _watts(request), ActMode(mode) if mode else None, prune, budgets)
-        changes = [pb.FieldChange(field=f, now=now, wanted=then) for f, now, then in declaration.changes(core)]
-        degraded = ""
-        if changes and not request.dry_run:
-            degraded = await declaration.enact(self._loop, by_command=True)
+        changes: list[pb.FieldChange] = []
+
+        def make() -> Change | None:
+            accepted = accept_all(core, wanted, catalog, self._planner, self._loop.settings.pue)
+            budgets = accept_budgets(core.budgets, kept, stated, catalog, prune=prune)
+            declaration = Declaration(accepted, _watts(request), ActMode(mode) if mode else None, prune, budgets)
+            differing = declaration.changes(core)
+            changes.extend(pb.FieldChange(field=f, now=now, wanted=then) for f, now, then in differing)
+            return declaration.change(core, by_command=True) if changes and not request.dry_run else None
+
+        degraded = await self._loop.set_objectives(make)
         return pb.ApplyResponse(changes=changes, degraded=degraded, held=core.control.hold_reason)
 
     async def GetObjectives(self, request: Any, context: Any) -> Any:
@@ -205,13 +205,29 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
                 value=policy,
                 remedy="run one that allocates whole devices, e.g. wattwiser",
             )
-        objective, view = self._objective(family), self._loop.core.view()
-        found = with_device(read_view(view, settings.rate_floor_per_s, whole=True), settings, family, device, load)
-        wanted = replace(objective, devices=found.gpus[family])
-        accepted = accept_objective(wanted, self._loop.core.objectives, self._files.catalog, settings, objective.number)
-        degraded = await self._loop.set_objectives(Change((accepted,)))
-        factor = found.sharing_factor
-        return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
+        answer: list[Any] = []
+
+        def make() -> Change:
+            objective, view = self._objective(family), self._loop.core.view()
+            found = with_device(read_view(view, settings.rate_floor_per_s, whole=True), settings, family, device, load)
+            wanted, factor = replace(objective, devices=found.gpus[family]), found.sharing_factor
+            answer.extend(pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family])
+            return Change((accept_objective(wanted, self._loop.core.objectives, self._files.catalog, settings),))
+
+        return answer, await self._loop.set_objectives(make)
+
+    def _all_accepted(self, changes: Sequence[Any]) -> dict[str, Objective]:
+        """The objectives that ObjectiveChanges ask for, by family."""
+        accepted: dict[str, Objective] = {}
+        for each in changes:
+            family = each.objective.family
+            if family in accepted:
+                raise errors.InvalidInput("given twice", field="family", value=family, remedy="give each once")
+            try:
+                accepted[family] = self._accepted(each)
+            except errors.TrefoilError as error:
+                raise type(error)(f"family {family}: {error}") from error
+        return accepted
 
     def _accepted(self, request: Any) -> Objective:
         """The objective that an ObjectiveChange asks for."""
@@ -464,32 +480,6 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
         if len(names) != 1:
             raise errors.InvalidInput("which family?", field="family", value="", remedy=f"one of {names}")
         return names[0]
-
-
-class LeaderAnswers:
-    """Servicer that answers only while no other controller leads: what a standby remembers is of before."""
-
-    def __init__(self, servicer: ControllerService, leader: Callable[[], str]) -> None:
-        self._servicer, self._leader = servicer, leader
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._servicer, name)
-
-        async def answer(request: Any, context: Any) -> Any:
-            self._require_no_other()
-            return await method(request, context)
-
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            self._require_no_other()
-            async for each in method(request, context):
-                self._require_no_other()
-                yield each
-
-        return stream if inspect.isasyncgenfunction(method) else answer
-
-    def _require_no_other(self) -> None:
-        if leader := self._leader():
-            raise errors.Unavailable(f"this controller stands by, {leader} leads", remedy="ask that one")
 
 
 def _reset_of(*requests: Any, max_watts: bool = False) -> ByCommand:

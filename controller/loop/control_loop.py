@@ -266,11 +266,13 @@ class ControlLoop:
         """What was served of late, over how many seconds, and the model of BASE that totals go by."""
         return *self._accountant.served(self.core.objectives, self._clock.now_s()), self._accountant.base
 
-    async def set_objectives(self, change: Change) -> str:
-        """Put a change in force: `ControlCore.set_objectives`, with what it raises; returns what cannot be
-        met of them, "" for nothing.
+    async def set_objectives(self, make: Callable[[], Change | None]) -> str:
+        """Put a change in force: `ControlCore.set_objectives`, with what it raises; returns what cannot be met of it,
+        "" for nothing. `make` is called once nothing else can change what it reads; None: nothing changes.
         """
         async with self._turn():
+            if (change := make()) is None:
+                return ""
             view = await self.core.set_objectives(change)
         if change.mode is not None:
             self._signals.announce()

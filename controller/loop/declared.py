@@ -56,14 +56,13 @@ class Declaration:
         pairs += [] if self.budgets is None else budget_differences(core.budgets, self.budgets)
         return [(name, setting_text(now), setting_text(wanted)) for name, now, wanted in pairs if now != wanted]
 
-    async def enact(self, loop: ControlLoop, *, by_command: bool) -> str:
-        """Put it in force, all or nothing: raises as `ControlCore.set_objectives`; returns what cannot be met."""
-        known = {**loop.core.objectives, **loop.core.stopped}
+    def change(self, core: ControlCore, *, by_command: bool) -> Change:
+        """Change that puts it in force."""
+        known = {**core.objectives, **core.stopped}
         changed = [one for name, one in self.objectives.items() if not _same(one, known.get(name))]
         families = tuple(one.family for one in changed)
         reset = NO_RESET if by_command else ByCommand(families, mode=True, max_watts=True)
-        change = Change(changed, self.max_watts, reset, self._stopped(loop.core), self.mode, self.budgets)
-        return await loop.set_objectives(change)
+        return Change(changed, self.max_watts, reset, self._stopped(core), self.mode, self.budgets)
 
     def _stopped(self, core: ControlCore) -> set[str]:
         out = {*core.stopped, *core.objectives} if self.prune else {*core.stopped}
@@ -125,16 +124,17 @@ class DeclaredSettings:
         loop, core = self._loop, self._loop.core
         said = {one.family: one.stated() for one in wanted.objectives}
         await self._files.refresh_for([*said, *(one.family for one in wanted.budgets if one.family)])
-        known = {**core.objectives, **core.stopped}
-        accepted = {
-            name: accept_objective(one, known, self._files.catalog, None, pue=wanted.pue) for name, one in said.items()
-        }
-        settled = settled_budgets(wanted, core.budgets, self._files.catalog)
-        # Nothing is refused from here on but for want of Redis or of the disk: then the next look goes on.
-        loop.settings = loop.settings.model_copy(update={name: getattr(wanted, name) for name in ADOPTED})
-        declaration = Declaration(accepted, wanted.max_watts, wanted.act_mode, prune=True, budgets=settled)
-        if declaration.changes(core):
-            await declaration.enact(loop, by_command=False)
+
+        def make() -> Change | None:
+            known, catalog = {**core.objectives, **core.stopped}, self._files.catalog
+            accepted = {name: accept_objective(one, known, catalog, None, pue=wanted.pue) for name, one in said.items()}
+            settled = settled_budgets(wanted, core.budgets, catalog)
+            # Nothing is refused from here on but for want of Redis or of the disk: then the next look goes on.
+            loop.settings = loop.settings.model_copy(update={name: getattr(wanted, name) for name in ADOPTED})
+            declaration = Declaration(accepted, wanted.max_watts, wanted.act_mode, prune=True, budgets=settled)
+            return declaration.change(core, by_command=False) if declaration.changes(core) else None
+
+        await loop.set_objectives(make)
 
     def _waits(self, wanted: ControllerSettings) -> str:
         """What else the files change, which only a start takes; "" for nothing."""

@@ -23,7 +23,7 @@ from trefoil import direct
 from trefoil.cli.options import SystemAddress
 from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import CarbonReading
-from trefoil.core.errors import NotFound, SettingError, StartError, TrefoilError, Unavailable
+from trefoil.core.errors import NotFound, SettingError, StartError, TrefoilError, Unavailable, UnknownCall
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.overview.reads import ControllerReads
@@ -69,12 +69,13 @@ class ControllerClient(ControllerReads):
 
         Raises:
             Unavailable: none answers, or none leads.
+            UnknownCall: the controller is older than this command; standbys may be.
         """
-        silent = []
+        silent: list[tuple[str, TrefoilError]] = []
         for at, stub in self._stubs.items():
             try:
                 answer = await rpc.call(getattr(stub, method), request, RPC_TIMEOUT_S)
-            except Unavailable as error:
+            except (Unavailable, UnknownCall) as error:
                 silent.append((at, error))
                 continue
             except TrefoilError as error:
@@ -87,6 +88,8 @@ class ControllerClient(ControllerReads):
             if silent:  # it is asked first from now on
                 self._stubs = {at: stub, **self._stubs}
             return answer
+        if old := [at for at, error in silent if isinstance(error, UnknownCall)]:
+            raise UnknownCall(f"{method}: unknown to the controller at {old[0]}", remedy="upgrade it: it is older")
         if len(silent) == 1 and not is_silence(silent[0][1]):
             raise silent[0][1]
         found = "; ".join(f"{at}: {why}" for at, why in silent)

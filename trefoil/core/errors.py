@@ -14,6 +14,7 @@ TrefoilError                  one clear line: field, value, remedy
 +-- ClockApart                a clock that is not that of Redis           INTERNAL
 +-- RoleFree                  a role that another process has held        exit 2
 +-- NotFound                  a family, zone or node that nobody serves   NOT_FOUND
++-- UnknownCall               a call that an older service does not know  exit 2
 +-- Unavailable               something that ought to answer does not     UNAVAILABLE
 |   +-- StateUnavailable      ... Redis
 |   |   +-- StateUnreadable   ... a value in it, which is then as good as lost
@@ -149,6 +150,10 @@ class ClockApart(TrefoilError):
 
 class NotFound(TrefoilError):
     """Unknown family, zone or node; the message names those that are served."""
+
+
+class UnknownCall(TrefoilError):
+    """Unknown call: the service that was asked is of an older version."""
 
 
 class Unavailable(TrefoilError):

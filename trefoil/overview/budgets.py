@@ -1,10 +1,12 @@
 """Budgets of tenants as JSON values, and as lines of `trefoil status`."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from trefoil.core.objective import Budget, BudgetRung, whose_budget
 from trefoil.runtime import codec
+
+BUDGETS_UNKNOWN: Final = "budgets: unknown to this controller, which is older"
 
 
 def budget_rows(uses: Iterable[Any]) -> list[dict[str, Any]]:

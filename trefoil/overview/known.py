@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from protos.controller.v1 import controller_pb2
 from trefoil.core.carbon import CarbonRatio, CarbonReading, current_ratio
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import DecisionRecord, Rollout, RolloutState
@@ -18,7 +19,8 @@ from trefoil.runtime import codec
 
 @dataclass(frozen=True, slots=True)
 class ControllerAnswers:
-    """Answers of a controller, from which an overview is built. `since_s`: start of the saving; None: the last day."""
+    """Answers of a controller, from which an overview is built. `since_s`: start of the saving; None: the last day.
+    `budgets`: None where the controller does not know them."""
 
     plan: Any
     served: Any
@@ -44,7 +46,7 @@ async def read_answers(
     report = await controller.report(now_s - DAY_S if since_s is None else since_s)
     wanted, max_watts = await controller.objectives()  # a plan that stayed still names those that it was made for
     newest = await controller.newest_decisions(decisions) if decisions else None
-    budgets = await controller.budgets()
+    budgets = await controller.call_if_known("GetBudgets", controller_pb2.GetBudgetsRequest())
     return ControllerAnswers(plan, served, fleet, report, wanted, max_watts, budgets, newest, now_s, since_s)
 
 
@@ -91,7 +93,7 @@ def overview_of(answers: ControllerAnswers) -> dict[str, Any]:
         "receipts": receipt_check(totals),
         "objectives": [codec.to_plain(objective) for objective in answers.objectives],
         "max_watts": answers.max_watts or None,
-        "budgets": budget_rows(answers.budgets.budgets),
+        "budgets": None if answers.budgets is None else budget_rows(answers.budgets.budgets),
         "served": {"window_s": served.window_s, "by_class": rows},
         "saving": {
             "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from protos.controller.v1 import controller_pb2
+from trefoil.core.errors import UnknownCall
 from trefoil.core.objective import Objective
 from trefoil.core.plan import DecisionRecord
 from trefoil.runtime import codec
@@ -15,6 +16,13 @@ class ControllerReads(ABC):
     @abstractmethod
     async def call(self, method: str, request: Any) -> Any:
         """Call an RPC of the controller; raises the TrefoilError that it met."""
+
+    async def call_if_known(self, method: str, request: Any) -> Any:
+        """Call an RPC that an older controller may not have; None: this one does not know it."""
+        try:
+            return await self.call(method, request)
+        except UnknownCall:
+            return None
 
     async def plan(self) -> Any:
         """The plan in force (GetPlanResponse: plan, rollout, mode, frozen, pinned)."""

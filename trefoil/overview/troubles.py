@@ -39,7 +39,7 @@ def known_trouble_lines(found: Mapping[str, Any]) -> list[str]:
     lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
     lines += [f"controller: {line}" for line in found["files_set_aside"]]
     lines += [f"not believed, {line}" for line in found["set_aside"]]
-    refused = (row for row in found["budgets"] if row["rung"] == BudgetRung.REFUSED.text)
+    refused = (row for row in found["budgets"] or () if row["rung"] == BudgetRung.REFUSED.text)
     lines += [f"requests are refused: {budget_line(row)}" for row in refused]
     lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
     if found["disk_trouble"]:

@@ -291,6 +291,10 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.TrefoilError:
         details = error.details() or ""
         if error.code() is grpc.StatusCode.UNAVAILABLE and (found := explain(details)) is not None:
             return errors.Untrusted(f"no connection: {found[0]} ({details})", remedy=found[1])
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return errors.UnknownCall(
+                f"unknown to this service ({details})", remedy="upgrade it: it is older than this"
+            )
         gone = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         cls = errors.Unavailable if error.code() in gone else errors.TrefoilError
         system = _SYSTEM_WORDS.search(details)

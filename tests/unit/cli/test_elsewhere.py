@@ -2,26 +2,33 @@
 
 import asyncio
 import json
+import re
 import threading
+import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from controller.service import FULL_NAME, LeaderAnswers
-from controller.settings import ControllerSettings
+from controller.role.leader_answers import LeaderAnswers
+from controller.service import FULL_NAME
+from controller.settings import ControllerSettings, ObjectiveSettings
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from tests.support.certificates import Authority
 from tests.support.ports import free_ports
 from trefoil.cli.main import app
 from trefoil.core.fleet import NodeStatus
-from trefoil.core.objective import ActMode, Objective
+from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.security.tls import Tls
+
+STATED = ObjectiveSettings(family="digits", slo={"latency_ms": 75.0}).stated()
 
 
 class Controller(controller_pb2_grpc.ControllerServicer):
@@ -41,7 +48,7 @@ class Controller(controller_pb2_grpc.ControllerServicer):
         return pb.GetFleetResponse(cluster="far", nodes=[node], stale_nodes=["node7"], workers=["d1:0", "d1:1"])
 
     async def GetObjectives(self, request, context):
-        return pb.GetObjectivesResponse(objectives=[codec.to_proto(Objective("digits"))])
+        return pb.GetObjectivesResponse(objectives=[codec.to_proto(STATED)])
 
     async def GetBudgets(self, request, context):
         return pb.GetBudgetsResponse()
@@ -55,10 +62,25 @@ class Controller(controller_pb2_grpc.ControllerServicer):
         return pb.FreezeResponse(frozen=self.frozen)
 
 
+def add_some(names, servicer, server) -> None:
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name),
+            request_deserializer=getattr(pb, f"{name}Request").FromString,
+            response_serializer=getattr(pb, f"{name}Response").SerializeToString,
+        )
+        for name in names
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FULL_NAME, handlers),))
+
+
 class Server:
     """A controller in a thread of its own."""
 
-    def __init__(self, folder: Path, tls: Tls | None = None, leader: str = "") -> None:
+    def __init__(
+        self, folder: Path, tls: Tls | None = None, leader: str = "", knows: tuple[str, ...] | None = None
+    ) -> None:
+        """`knows`: its calls, as an older controller has fewer; None: all."""
         token = folder / "server.token"
         token.touch(0o600)
         token.write_text("right\n")
@@ -69,7 +91,8 @@ class Server:
         servicer = LeaderAnswers(Controller(), lambda: leader)
 
         async def start() -> rpc.RpcServer:
-            entry = controller_pb2_grpc.add_ControllerServicer_to_server, servicer, FULL_NAME
+            add = controller_pb2_grpc.add_ControllerServicer_to_server if knows is None else partial(add_some, knows)
+            entry = add, servicer, FULL_NAME
             server = rpc.make_server(settings, [entry], tls=tls)
             await server.start()
             return server
@@ -144,6 +167,37 @@ def test_of_several_controllers_whoever_leads_is_asked(serve, token):
     said = refusal("freeze", "--controller", f"{nobody},{standby.address}", "--token-file", token)
     assert f"no controller answers ({nobody}: UNAVAILABLE" in said
     assert f"{standby.address}: this controller stands by, host:1 leads" in said
+
+
+OLDER = ("GetPlan", "GetServed", "GetFleet", "GetObjectives", "GetReport")
+
+
+def test_a_controller_that_is_older_is_shown_without_what_it_does_not_know(serve, token):
+    older, newer = serve(knows=OLDER), serve(leader="host:1")
+    where = ("--controller", older.address, "--token-file", token)
+    found = json.loads(run("status", *where, "--json").stdout)
+    assert (found["cluster"], found["budgets"], found["saving"]["joules"]) == ("far", None, 20.0)
+    unknown = "budgets: unknown to this controller, which is older"
+    assert unknown in run("status", *where).stdout
+    exported = run("export", *where)
+    assert unknown in exported.stderr
+    assert "budgets" not in tomllib.loads(exported.stdout)
+    both = ("--controller", f"{newer.address},{older.address}", "--token-file", token)
+    assert json.loads(run("status", *both, "--json").stdout)["budgets"] is None, "the newer one stands by"
+    old_standby = ("--controller", f"{older.address},{serve().address}", "--token-file", token)
+    assert json.loads(run("budget", "list", *old_standby, "--json").stdout) == {"budgets": []}
+
+
+READS = ("status", "plan --family digits", "plan --since 1h", "report", "rollout", "export", "budget list",
+         "budget show --tenant a", "objective show --family digits", "diff -f {file}")  # fmt: skip
+
+
+def test_each_command_that_reads_says_what_a_controller_does_not_know(serve, token, tmp_path):
+    where = ("--controller", serve(knows=()).address, "--token-file", token)
+    (tmp_path / "file.toml").write_text("max_watts = 100.0\n")
+    for words in READS:
+        said = refusal(*words.format(file=tmp_path / "file.toml").split(), *where)
+        assert re.search(r"^trefoil: \w+: unknown to the controller at \S+\. Remedy: upgrade it", said), words
 
 
 def test_what_keeps_a_command_from_a_controller_is_one_line(serve, token, tmp_path):

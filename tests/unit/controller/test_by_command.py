@@ -21,7 +21,7 @@ from protos.controller.v1 import controller_pb2 as pb
 from tests.support.virtual import system as virtual
 from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.system import System, history
-from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.core.errors import InvalidInput, StaleRevision, TrefoilError
 from trefoil.core.objective import ActMode, Budget, Objective, ObjectiveMode
 from trefoil.runtime import codec
 from trefoil.runtime.config import to_toml
@@ -37,7 +37,7 @@ AGAIN = {"objectives": (ONE | {"slo": {"latency_ms": 500.0}},), "mode": "act", "
 WARNING = "commands win over the settings"
 
 
-def changed(objective: Any, **change: bool) -> pb.SetObjectivesRequest:
+def changed(objective: Any, **change: Any) -> pb.SetObjectivesRequest:
     return pb.SetObjectivesRequest(objectives=[pb.ObjectiveChange(objective=objective, **change)])
 
 
@@ -348,6 +348,38 @@ def test_what_a_file_declares_is_in_force_all_or_none(monkeypatch):
     back = [(FAMILY, "out of service", "in service"), ("mode", "observe", "act")]
     assert [(one.field, one.now, one.wanted) for one in seen["serves"].changes] == back
     assert in_force(seen, "restarted") == (450.0, 2, 7000.0, "ACT"), "as by commands"
+
+
+def test_a_command_that_lands_while_another_waits_for_its_turn_is_not_lost(monkeypatch):
+    acme, beta = (codec.to_proto(Budget(name, grams_per_day=5.0, time_zone="UTC")) for name in ("acme", "beta"))
+    stated = ObjectiveSettings.model_validate(ONE | {"slo": {"latency_ms": 450.0}}).stated()
+    applied = pb.ApplyRequest(objectives=[codec.to_proto(stated)], budgets=[beta])
+
+    def work(operator: Operator) -> None:
+        def hold() -> None:
+            loop = operator.system.controller.service._loop
+
+            async def turn() -> None:
+                async with loop._turn():
+                    await loop.clock.sleep(5.0)
+
+            operator.system.controller.process.start(operator.system.loop, turn())
+
+        operator.does(hold)
+        operator.asks("budget", "SetBudget", pb.SetBudgetRequest(budget=acme))
+        operator.asks("applied", "Apply", applied)
+        first = changed(codec.to_proto(replace(stated, slo_ms=470.0)), expected_number=2)
+        operator.asks("objective", "SetObjectives", first)
+        operator.asks("overtaken", "SetObjectives", first)
+        operator.does(lambda: None, 3.0)
+        operator.asks("budgets", "GetBudgets", pb.GetBudgetsRequest())
+        operator.looks("after")
+
+    seen, _ = played(monkeypatch, work)
+    assert [one.budget.tenant for one in seen["budgets"].budgets] == ["acme", "beta"]
+    assert [one.field for one in seen["applied"].changes] == [f"{FAMILY}.slo.latency_ms", "budget of beta"]
+    assert in_force(seen, "after")[:2] == (470.0, 3)
+    assert isinstance(seen["overtaken"], StaleRevision), seen["overtaken"]
 
 
 def test_the_declared_families_alone_serve_with_prune(monkeypatch):

@@ -17,7 +17,7 @@ from controller.page import frames, server
 from controller.page.frames import VIEWERS_MAX, Frames, OwnReads
 from controller.page.picture import DEVICES_SHOWN, picture
 from controller.page.server import ASKED_BYTES_MAX, CONNECTIONS_MAX, PageComponent
-from controller.service import LeaderAnswers
+from controller.role.leader_answers import LeaderAnswers
 from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2 as pb
 from protos.types.v1 import plan_pb2
@@ -214,7 +214,7 @@ async def test_what_stands_in_the_system_is_text_and_no_markup(tmp_path: Path) -
 
 
 async def test_a_standby_says_who_leads(tmp_path: Path) -> None:
-    async with served(LeaderAnswers(Controller(), lambda: "host7:41"), tmp_path) as (client, _):  # type: ignore[arg-type]
+    async with served(LeaderAnswers(Controller(), lambda: "host7:41"), tmp_path) as (client, _):
         shown = values(await frame(client))
     assert shown == {"notice": "this controller stands by, host7:41 leads. Remedy: ask that one"}
 

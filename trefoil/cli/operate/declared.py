@@ -16,6 +16,7 @@ from trefoil.cli.output import AsJson, console, print_held, print_json, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.objective import ActMode, Objective
+from trefoil.overview.budgets import BUDGETS_UNKNOWN
 from trefoil.runtime import codec, config
 from trefoil.runtime.config import Settings, to_toml
 
@@ -72,16 +73,19 @@ def export(
     """
 
     async def ask(system: ControllerClient) -> tuple[list[Objective], float, int, Any]:
-        budgets = await system.call("GetBudgets", controller_pb2.GetBudgetsRequest())
-        return *(await system.objectives()), (await system.plan()).mode, budgets.budgets
+        budgets = await system.call_if_known("GetBudgets", controller_pb2.GetBudgetsRequest())
+        return *(await system.objectives()), (await system.plan()).mode, budgets
 
     objectives, max_watts, mode, budgets = call_system(where, ask)
     found = {
         "mode": ActMode(mode).name.lower(),
         "max_watts": max_watts,
         "objectives": [ObjectiveSettings.of(one).model_dump(exclude_none=True) for one in objectives],
-        "budgets": [BudgetSettings.of(codec.from_proto(one.budget)).model_dump() for one in budgets],
     }
+    if budgets is None:
+        typer.echo(BUDGETS_UNKNOWN, err=True)
+    else:
+        found["budgets"] = [BudgetSettings.of(codec.from_proto(one.budget)).model_dump() for one in budgets.budgets]
     if as_json_:
         print_json(found)
         return

@@ -45,7 +45,7 @@ from trefoil.core.fleet import NodeStatus
 from trefoil.core.jobs.planned import OpenJobs, PlannedJobs
 from trefoil.core.objective import ActMode, Objective, TenantRungs, objective_text
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
-from trefoil.overview.budgets import budget_line
+from trefoil.overview.budgets import BUDGETS_UNKNOWN, budget_line
 from trefoil.overview.troubles import nodes_of
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
@@ -118,7 +118,8 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
         out.print(tokens)
     wanted = [objective_text(codec.from_plain(Objective, one)) for one in found["objectives"]]
     wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
-    wanted += [budget_line(row) for row in found["budgets"]]
+    budgets = found["budgets"]
+    wanted += [BUDGETS_UNKNOWN] if budgets is None else [budget_line(row) for row in budgets]
     rest_lines = [*carbon_lines(found), *saving_lines(found), *receipt_lines(found)]
     for line in [*wanted, *found["overrides"], *rest_lines, *jobs_lines(found, WallClock().now_s())]:
         out.print(line, markup=False)

@@ -31,15 +31,17 @@ class Reread(Generic[T]):
         """Value in force."""
         if self._seen == self._stamps():
             return self._value
+        before, trouble = self._value, self.trouble
         try:
             self._value = self._settled()
         except TrefoilError as error:
-            if str(error) != self.trouble:
-                self.trouble = str(error)
+            self.trouble = str(error)
+            if self.trouble != trouble:
                 structlog.get_logger().warning(f"{self.what}: the change is not used", why=self.trouble)
         else:
             self.trouble = ""
-            structlog.get_logger().info(f"{self.what}: the change is in use")
+            if trouble or self._value != before:
+                structlog.get_logger().info(f"{self.what}: the change is in use")
         return self._value
 
     def _settled(self) -> T:
