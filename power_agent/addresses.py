@@ -64,22 +64,26 @@ def _leads_to_oneself(address: str) -> bool:
 
 
 def _other_host(redis_url: str) -> str:
-    """Host of Redis where it is not this machine, else ""."""
+    """Host of Redis, or of one of its Sentinels, that is not this machine; "" where none is."""
     try:
-        host = urlsplit(redis_url).hostname
+        url = urlsplit(redis_url)
+        hosts = [urlsplit(f"//{each}").hostname for each in url.netloc.rpartition("@")[2].split(",")]
     except ValueError:
         return ""  # no URL at all: whoever connects says so
-    if redis_url.startswith("unix:") or not host:
-        return ""
+    return "" if url.scheme == "unix" else next((host for host in hosts if host and _is_other(host)), "")
+
+
+def _is_other(host: str) -> bool:
+    """Whether a host is not this machine."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return host  # a name that does not resolve is none of this machine
+        return True  # a name that does not resolve is none of this machine
     for family, kind, _, _, address in found:
         with socket.socket(family, kind) as probe:
             try:
                 probe.bind(address)  # only own addresses can be bound
             except OSError:
                 continue
-            return ""
-    return host
+            return False
+    return True

@@ -53,6 +53,19 @@ async def test_only_one_holds_a_role(store):
     assert other_role.epoch == 1
 
 
+async def test_of_two_that_got_one_epoch_the_later_keeps_the_role(stores):
+    first, second = await stores.connect(), await stores.connect()
+    lost = await first.acquire("controller", "host:1")
+    await stores.flush()  # a Redis that lost its last second
+    lease = await second.acquire("controller", "host:12")
+    assert lease.epoch == lost.epoch
+    await first.release(lost)
+    assert (await second.holder("controller")).holder == "host:12"
+    assert not await first.renew(lost)
+    assert await first.acquire("controller", "host:1") is None
+    assert await second.renew(lease)
+
+
 async def test_released_role_is_free_at_once_under_a_higher_epoch(store):
     first = await store.acquire("controller", "a")
     await store.release(first)

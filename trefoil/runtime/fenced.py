@@ -95,8 +95,10 @@ return results
 )
 
 # KEYS: epoch:<role>, lease:<role>. ARGV: verb, epoch, lease bytes, ttl_ms, the epoch that was read, the caller's last
-# lease. Acquiring compares with the epoch that the caller has read, because the lease, which holds the new epoch, is
-# encoded by the caller. A lease of his own, which he lost by its epoch, he need not wait for.
+# lease, the caller's name, which a lease holds as field 2 of its message. Acquiring compares with the epoch that the
+# caller has read, because the lease, which holds the new epoch, is encoded by the caller. The caller need not wait for
+# a lease of its own, which it lost by its epoch. A Redis that lost its last second may hand an epoch out twice: a
+# holder that finds another's name in the lease has lost the role, although the epoch is the holder's.
 LEASE_SCRIPT: Final = (
     _TEXT
     + f"""
@@ -110,6 +112,11 @@ if ARGV[1] == 'acquire' then
   return 1
 end
 if stored ~= ARGV[2] then return 0 end
+local lease, left = text(KEYS[2]), redis.call('PTTL', KEYS[2])
+local holder = #ARGV[7] < 128 and string.char(18, #ARGV[7]) .. ARGV[7] or ARGV[7]
+if lease and left >= 0 and left <= {round(LEASE_MAX_S * 1000)} and not string.find(lease, holder, 1, true) then
+  return 0
+end
 if ARGV[1] == 'renew' then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
 else redis.call('DEL', KEYS[2]) end
 return 1

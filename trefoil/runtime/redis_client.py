@@ -4,12 +4,14 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import redis.asyncio as redis
 from pydantic import SecretStr
 from redis import exceptions
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
@@ -17,6 +19,10 @@ from trefoil.core import errors
 
 HINTS_MAX: Final = 1_000  # that are read at once
 TICK_S: Final = 0.005  # uvloop counts in whole milliseconds: a shorter wait may end at once
+SENTINEL: Final = "sentinel_"
+"""How options begin that are for Sentinels alone."""
+SENTINEL_PORT: Final = 26_379
+SENTINEL_FORM: Final = "redis[s]+sentinel://[:password@]host:port,host2:port2/name-of-the-primary"
 
 
 class _FreshTls(redis.SSLConnection):
@@ -25,25 +31,56 @@ class _FreshTls(redis.SSLConnection):
 
     _read: tuple[tuple[int, int], ...] = ()
 
+    def __init__(self, *, tls_name: str = "", **options: Any) -> None:
+        """`tls_name`: name that the server's certificate must have; "": its host."""
+        super().__init__(**options)
+        self._tls_name = tls_name
+
     def _connection_arguments(self) -> Mapping[str, Any]:
         stats = [os.stat(path) for path in (self.certfile, self.keyfile, self.ca_certs) if path]
         now = tuple((told.st_ino, told.st_mtime_ns) for told in stats)
         if now != self._read:
             self._read, self.ssl_context.context = now, None
         found: Mapping[str, Any] = super()._connection_arguments()
-        return found
+        return {**found, "server_hostname": self._tls_name} if self._tls_name else found
+
+
+class _SentinelTls(SentinelManagedConnection, _FreshTls):
+    """Connection over TLS to the primary that Sentinels name."""
+
+
+class _Sentinel(Sentinel):
+    """Sentinels of one primary. One that did not answer while a call lasted is asked last by the next."""
+
+    async def discover_master(self, service_name: str) -> Any:
+        first = self.sentinels[0]
+        try:
+            return await super().discover_master(service_name)
+        except asyncio.CancelledError:
+            if self.sentinels[0] is first:
+                self.sentinels.append(self.sentinels.pop(0))
+            raise
+
+
+class _SentinelPool(SentinelConnectionPool):
+    """Connections to the primary, which are closed together with those to Sentinels."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:  # not on a failover
+            await self.sentinel_manager.aclose()
 
 
 class _Credentials(CredentialProvider):
-    """User and password of the URL as it is at each new connection."""
+    """User and password of the URL as it is at each new connection: those of Redis, or with a prefix of Sentinels."""
 
-    def __init__(self, url: SecretStr) -> None:
-        self._url = url
+    def __init__(self, url: SecretStr, prefix: str = "") -> None:
+        self._url, self._prefix = url, prefix
 
     async def get_credentials_async(self) -> Any:
         """Arguments of AUTH; none where the URL has no password."""
-        found = parse_url(self._url.get_secret_value())
-        return tuple(str(found[name]) for name in ("username", "password") if found.get(name))
+        options, _ = _read_url(self._url.get_secret_value())
+        return tuple(str(options[name]) for name in _names(self._prefix) if options.get(name))
 
 
 def make_client(url: SecretStr | str, timeout_s: float) -> "redis.Redis":
@@ -54,26 +91,68 @@ def make_client(url: SecretStr | str, timeout_s: float) -> "redis.Redis":
     """
     secret = url if isinstance(url, SecretStr) else SecretStr(url)
     try:
-        options = parse_url(secret.get_secret_value())
-        for name in ("username", "password"):
-            options.pop(name, None)  # type: ignore[misc]
-        pool = redis.ConnectionPool(
-            **options,
-            credential_provider=_Credentials(secret),
-            protocol=2,
-            # With a timeout of its own the client sends under asyncio.wait_for, which in Python 3.11 can swallow a
-            # cancellation: the task then outlives its service's shutdown.
-            socket_timeout=None,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),  # a write that timed out may have been done: repeating is the caller's choice
-            health_check_interval=0,
-        )
+        options, sentinels = _read_url(secret.get_secret_value())
     except ValueError as error:
-        remedy = "write redis[s]://[:password@]host:port/0 or unix://path"
+        remedy = f"write redis[s]://[:password@]host:port/0, unix://path or {SENTINEL_FORM}"
         raise errors.SettingError(f"{error}", field="redis_url", remedy=remedy) from error
-    if issubclass(pool.connection_class, redis.SSLConnection):
-        pool.connection_class = _FreshTls
+    for name in (*_names(""), *_names(SENTINEL)):
+        options.pop(name, None)
+    common: dict[str, Any] = {
+        "protocol": 2,
+        # With a timeout of its own the client sends under asyncio.wait_for, which in Python 3.11 can swallow a
+        # cancellation: the task then outlives its service's shutdown.
+        "socket_timeout": None,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),  # a write that timed out may have been done: repeating is the caller's choice
+        "health_check_interval": 0,
+        "credential_provider": _Credentials(secret),
+    }
+    kind = options.pop("connection_class", redis.Connection)
+    kind = _FreshTls if issubclass(kind, redis.SSLConnection) else kind
+    if kind is not _FreshTls and options.pop("tls_name", ""):
+        remedy = "write rediss://, or drop it"
+        raise errors.SettingError("tls_name without TLS", field="redis_url", remedy=remedy)
+    if not sentinels:
+        return redis.Redis.from_pool(redis.ConnectionPool(connection_class=kind, **options, **common))
+    name, own = options.pop("master"), {key: value for key, value in options.items() if key != "db"}
+    of_sentinels = common | {
+        "credential_provider": _Credentials(secret, SENTINEL),
+        "socket_connect_timeout": timeout_s / (1 + len(sentinels)),  # so that a call reaches one that is there
+    }
+    manager = _Sentinel([])  # type: ignore[no-untyped-call]
+    manager.sentinels = [
+        redis.Redis.from_pool(redis.ConnectionPool(connection_class=kind, host=host, port=port, **own, **of_sentinels))
+        for host, port in sentinels
+    ]
+    kind = _SentinelTls if kind is _FreshTls else SentinelManagedConnection
+    pool: Any = _SentinelPool(name, manager, connection_class=kind, **options, **common)  # type: ignore[no-untyped-call]
     return redis.Redis.from_pool(pool)
+
+
+def _names(prefix: str) -> tuple[str, str]:
+    return f"{prefix}username", f"{prefix}password"
+
+
+def _read_url(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+    """Options of connections, and the addresses of Sentinels with, in the options, the name of their `master`.
+
+    Raises:
+        ValueError: no URL of a Redis.
+    """
+    parts = urlsplit(url)
+    if not parts.scheme.endswith("+sentinel"):
+        return dict(parse_url(url)), []
+    user, at, hosts = parts.netloc.rpartition("@")
+    master, _, db = parts.path.strip("/").partition("/")
+    addresses = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    if not master or not all(address.hostname for address in addresses):
+        raise ValueError(f"{parts.scheme}: addresses of Sentinels and a name of their primary are needed")
+    scheme = parts.scheme.removesuffix("+sentinel")
+    single = parts._replace(scheme=scheme, netloc=f"{user}{at}{addresses[0].hostname}", path=f"/{db or 0}")
+    options = {**parse_url(single.geturl()), "master": master}
+    options.pop("host")
+    options.pop("port", None)
+    return options, [(str(each.hostname), each.port or SENTINEL_PORT) for each in addresses]
 
 
 async def read_hints(pubsub: Any, wait_s: float) -> Iterable[bytes]:

@@ -306,7 +306,7 @@ class State:
         keys = [self.keys.epoch(lease.name), self.keys.lease(lease.name)]
         held, data = self._of_role(lease.name), codec.encode(lease)
         lost = b"" if any(role == lease.name for role, _ in self._held_until_s) else held.lease_data
-        parts: list[Any] = [verb, lease.epoch, data, fenced.milliseconds(ttl_s), expected, lost]
+        parts: list[Any] = [verb, lease.epoch, data, fenced.milliseconds(ttl_s), expected, lost, lease.holder]
         done = int(await self._lease_script(keys=keys, args=parts))
         if done == 1:
             held.lease_data = data

@@ -19,7 +19,9 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from trefoil.runtime import fenced
+from trefoil.core.common import Lease
+from trefoil.core.errors import InvalidInput
+from trefoil.runtime import codec, fenced
 from trefoil.runtime.clock import Clock
 
 WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -344,6 +346,9 @@ class Server:
             return 1
         if stored != args[1]:
             return 0
+        lease, left_s = self._text(keys[1]), self.ttl_s(keys[1])
+        if lease is not None and left_s is not None and left_s <= fenced.LEASE_MAX_S and not _names(lease, args[6]):
+            return 0
         if verb == b"renew":
             self.set(keys[1], args[2], int(args[3]))
         else:
@@ -352,6 +357,13 @@ class Server:
 
     def _end(self, ttl_ms: int) -> float:
         return self._clock.now_s() + ttl_ms / 1000 if ttl_ms else math.inf
+
+
+def _names(lease: bytes, holder: bytes) -> bool:
+    try:
+        return bool(codec.decode(Lease, lease).holder.encode() == holder)
+    except InvalidInput:
+        return False
 
 
 class Client:

@@ -197,8 +197,10 @@ def _digest(key: str, text: str) -> str:
 
 
 def _only_local(redis_url: str) -> bool:
-    """Whether nobody but processes of this machine reaches Redis."""
+    """Whether nobody but processes of this machine reaches Redis. Sentinels may name a primary anywhere."""
     url = urlsplit(redis_url)
+    if url.scheme.endswith("+sentinel"):
+        return False
     host = url.hostname or "localhost"
     return url.scheme == "unix" or rpc.is_loopback(f"[{host}]:0" if ":" in host else f"{host}:0")
 

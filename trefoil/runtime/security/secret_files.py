@@ -73,7 +73,7 @@ def only_password_differs(before: str, url: str) -> None:
 
 def _without_password(url: str) -> tuple[object, ...]:
     parts = urlsplit(url)
-    options = [option for option in parse_qsl(parts.query) if option[0] not in ("username", "password")]
+    options = [option for option in parse_qsl(parts.query) if not option[0].endswith(("username", "password"))]
     return parts.scheme, parts.netloc.rpartition("@")[2], parts.path, options
 
 
