@@ -136,7 +136,7 @@ def parts(
     leadership = Leadership(state, disk, clock, metrics, lambda: obeyed_epochs(observation.inputs), plan_keys)
     tls = Tls.of(settings)
     patience = (settings.rollout.apply_timeout_s, settings.rollout.apply_tries)
-    agents = AgentClients(clock, *patience, settings.token, tls, settings.insecure)
+    agents = AgentClients(clock, *patience, settings.token, tls, settings.insecure, settings.agent_tls_name)
     accountant = Accountant(settings, state, leadership, observation, receipts, disk, metrics, clock)
     commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
     rollout_ports = LiveRolloutPorts(

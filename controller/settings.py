@@ -24,7 +24,7 @@ from trefoil.core.objective import (
     token_slo,
 )
 from trefoil.core.parts import Kind, Value, load_own_parts
-from trefoil.runtime.config import FIXED, ServiceSettings, Settings
+from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings, Settings
 
 PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
 
@@ -451,6 +451,9 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     refused."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
+    agent_tls_name: NodeNameForm = "{node}"
+    """Name that the certificate of a power agent must have (subjectAltName); {node} is the node's. Equal for controller
+    and agents."""
     plan_key_file: Path | None = None
     """File with the key that signs plans (docs/howto/secrets.md)."""
     embodied_lifetime_years: float = Field(default=4.0, gt=0)

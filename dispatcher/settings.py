@@ -11,8 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.errors import SettingError
+from trefoil.core.fleet import TRITON_NAME
 from trefoil.core.parts import Kind, load_own_parts, load_part
-from trefoil.runtime.config import FIXED, ServiceSettings
+from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings
 from trefoil.runtime.security.tls import FIELDS, GRPC, Tls
 
 FRONT_FIELDS: Final = ("front_tls_certificate", "front_tls_key", "front_client_ca")
@@ -100,6 +101,9 @@ class DispatcherSettings(WorkerPlace):
     """Largest part of a request without its raw_input_contents; parsed it takes up to ten times that."""
     window_s: float = Field(0.5, gt=0)
     """How often a load window is flushed."""
+    triton_tls_name: NodeNameForm = TRITON_NAME
+    """Name that the certificate of a node's Tritons must have; {node} is the node's. Equal for agents and
+    dispatchers."""
     plan_key_file: Path | None = None
     """File with the routes keys that verify plans, one a line, at most two (docs/howto/secrets.md). None: unsigned
     plans are obeyed from a Redis on loopback, or with `insecure`."""

@@ -9,9 +9,10 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from power_agent.governors import GOVERNORS
+from trefoil.core.fleet import TRITON_NAME
 from trefoil.core.parts import Kind, Value, load_own_parts, load_part
 from trefoil.engine_api import check_address
-from trefoil.runtime.config import FIXED, ServiceSettings, Settings
+from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings, Settings
 from trefoil.runtime.fenced import LEASE_MAX_S
 
 
@@ -117,6 +118,12 @@ class PowerAgentSettings(ServiceSettings):
     """Interval of looks at a GPU that waits for a reset."""
     mig_mode: Literal["keep", "enable"] = "keep"
     """enable: switch MIG mode on for empty GPUs; it is never switched off."""
+    agent_tls_name: NodeNameForm = "{node}"
+    """Name that the certificate of a power agent must have (subjectAltName); {node} is the node's. Equal for controller
+    and agents."""
+    triton_tls_name: NodeNameForm = TRITON_NAME
+    """Name that the certificate of a node's Tritons must have; {node} is the node's. Equal for agents and
+    dispatchers."""
     plan_key_file: Path | None = None
     """File with the keys that sign plans, one a line, at most two. None: unsigned plans are read from a Redis on
     loopback, or with `insecure`."""

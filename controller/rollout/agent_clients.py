@@ -31,8 +31,10 @@ class AgentClients:
         token: SecretStr | None = None,
         tls: Tls | None = None,
         insecure: bool = False,
+        name_form: str = "{node}",
     ) -> None:
-        """`insecure`: the token may leave this machine in clear text."""
+        """`insecure`: the token may leave this machine in clear text. `name_form`: name in an agent's certificate."""
+        self._name_form = name_form
         self._clock, self._timeout_s, self._tries, self._token = clock, timeout_s, tries, token
         self._tls = tls if tls is not None and tls.mutual else None
         self._insecure = insecure
@@ -56,7 +58,7 @@ class AgentClients:
                 stub = await self._stub(status)
                 response = await rpc.call(stub.Apply, request, self._timeout_s)
             except errors.Untrusted as error:
-                raise self._note(status, _named(status, error)) from error
+                raise self._note(status, _named(status, error, self._name(status))) from error
             except errors.Unavailable as error:
                 if attempt == self._tries:
                     raise self._note(status, _unreached(status, f" ({attempt} tries): {error}")) from error
@@ -75,7 +77,10 @@ class AgentClients:
             stub = await self._stub(status)
             response = await rpc.call(stub.GetNode, power_agent_pb2.GetNodeRequest(), self._timeout_s)
         except errors.Unavailable as error:
-            told = _named(status, error) if isinstance(error, errors.Untrusted) else _unreached(status, f": {error}")
+            if isinstance(error, errors.Untrusted):
+                told: errors.Unavailable = _named(status, error, self._name(status))
+            else:
+                told = _unreached(status, f": {error}")
             self._note(status, told)
             self._log.warning("agent does not answer", node=status.node, error=str(told))
             return None
@@ -97,6 +102,9 @@ class AgentClients:
         for channel, _ in self._channels.values():
             await channel.close()
 
+    def _name(self, status: NodeStatus) -> str:
+        return self._name_form.replace("{node}", status.node)
+
     async def _stub(self, status: NodeStatus) -> power_agent_pb2_grpc.PowerAgentStub:
         if not status.agent_target:
             raise errors.Unavailable(
@@ -107,7 +115,8 @@ class AgentClients:
         if channel is None or made_with is not loaded:  # by certificates that have been renewed
             before = channel
             try:
-                channel = rpc.channel(key[1], tls=self._tls, name=key[0], token=self._token, insecure=self._insecure)
+                name, insecure = self._name(status), self._insecure
+                channel = rpc.channel(key[1], tls=self._tls, name=name, token=self._token, insecure=insecure)
             except errors.SettingError as error:
                 raise errors.Untrusted(error.message, remedy=error.remedy) from error
             self._channels[key] = channel, loaded
@@ -125,13 +134,13 @@ def _unreached(status: NodeStatus, why: str) -> errors.Unavailable:
     )  # fmt: skip
 
 
-def _named(status: NodeStatus, error: errors.Untrusted) -> errors.Untrusted:
-    """The error, with the node and where it is said to be."""
+def _named(status: NodeStatus, error: errors.Untrusted, name: str) -> errors.Untrusted:
+    """The error, with the node, its address and the `name` that its certificate must have."""
     remedy = error.remedy
     if NAMES_ANOTHER in error.message:
         remedy = (
-            f"give the agent of {status.node} a certificate with subjectAltName=DNS:{status.node}, or find out who "
-            "wrote that agent_target into Redis"
+            f"give the agent of {status.node} a certificate with subjectAltName=DNS:{name}, or find out who wrote "
+            "that agent_target into Redis"
         )
     return errors.Untrusted(
         f"the agent of {status.node} at {status.agent_target} gets neither plan nor token: {error.message}",

@@ -56,7 +56,7 @@ class Routing:
         self.queues: dict[str, AsyncFamilyQueue] = {}
         self.sequences: dict[str, AsyncSequenceQueue] = {}  # of the families that have any
         self.variants: dict[tuple[str, int], str] = {}
-        self.connections = SliceConnections(tls)
+        self.connections = SliceConnections(tls, settings.triton_tls_name)
         self.membership = Membership(worker)
         self.changed = asyncio.Event()
         self.unprobed: set[SliceKey] = set()  # known from disk only: worth waiting for

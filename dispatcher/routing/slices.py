@@ -12,7 +12,7 @@ from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTak
 from dispatcher.transport.engine_channel import EngineChannel
 from dispatcher.transport.h2_channel import H2Channel, open_channel
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import SliceKey, triton_name
+from trefoil.core.fleet import TRITON_NAME, SliceKey, triton_name
 from trefoil.runtime.security.tls import Tls
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -66,8 +66,9 @@ class Connection:
 class SliceConnections:
     """Connections of one worker to its slices. Belongs to one event loop."""
 
-    def __init__(self, tls: Tls | None) -> None:
-        self._tls = tls
+    def __init__(self, tls: Tls | None, name_form: str = TRITON_NAME) -> None:
+        """`name_form`: name in the certificate of a node's Tritons."""
+        self._tls, self._name_form = tls, name_form
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -113,7 +114,7 @@ class SliceConnections:
     def _channel(self, slice_: SliceKey, target: str) -> H2Channel | EngineChannel:
         if "://" in target:
             return EngineChannel(target)
-        return open_channel(target, self._tls, name=triton_name(slice_.device.partition("/")[0]))
+        return open_channel(target, self._tls, name=triton_name(slice_.device.partition("/")[0], self._name_form))
 
     def _retire(self, connection: Connection, grace_s: float = CLOSE_GRACE_S) -> None:
         task = asyncio.create_task(connection.channel.close(grace_s))

@@ -51,7 +51,7 @@ class TritonAccess:
         """
         self._state_dir, self._secret = settings.state_dir.absolute(), b""
         self._reading = threading.Lock()  # slices that start together ask from threads of their own
-        self.name = triton_name(settings.node)
+        self.name = triton_name(settings.node, settings.triton_tls_name)
         self.own = tls if tls is not None and tls.mutual else None
         """What the agent shows to its Tritons; None: they speak clear text."""
         self._tls: Tls | None = None
@@ -61,7 +61,10 @@ class TritonAccess:
             if any(given):
                 raise SettingError("set without tls_ca", field=FIELDS[0], remedy="set tls_ca, or drop it")
             return
-        self.own.check_name(settings.node)
+        self.own.check_name(own := settings.agent_tls_name.replace("{node}", settings.node))
+        if own == self.name:
+            remedy = "give Tritons another name than the agent's: models can read their key"
+            raise SettingError("is agent_tls_name", field="triton_tls_name", value=self.name, remedy=remedy)
         if not all(given):
             raise SettingError(
                 "missing: with the agent's own key models could pass for the agent",

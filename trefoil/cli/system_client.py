@@ -40,6 +40,8 @@ HEALTH_TIMEOUT_S: Final = 1.0
 TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
 TOKEN_FILE_VARIABLE: Final = "TREFOIL_TOKEN_FILE"
 TLS_VARIABLES: Final = ("TREFOIL_TLS_CERTIFICATE", "TREFOIL_TLS_KEY", "TREFOIL_TLS_CA")
+TLS_NAME_VARIABLE: Final = "TREFOIL_TLS_NAME"
+"""Name that the certificate of the service must have, instead of the host of its address."""
 INSECURE_VARIABLE: Final = "TREFOIL_INSECURE"  # 1: the token may leave this machine in clear text
 
 REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
@@ -332,7 +334,8 @@ def make_channel(address: str, ca: Path | None = None, token: str | None = None)
 def open_channel(address: str, tls: Tls | None, token: str | None) -> grpc.aio.Channel:
     """Channel over this TLS, with this token or with this command's; raises as `make_channel`."""
     insecure = os.environ.get(INSECURE_VARIABLE) == "1"
-    return rpc.channel(address, tls=tls, token=token or control_token(), insecure=insecure)
+    name = os.environ.get(TLS_NAME_VARIABLE, "")
+    return rpc.channel(address, tls=tls, name=name, token=token or control_token(), insecure=insecure)
 
 
 def command_tls(ca: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> Tls | None:

@@ -42,9 +42,12 @@ class SliceState(IntEnum):
     FAILED = 7
 
 
-def triton_name(node: str) -> str:
+TRITON_NAME: Final = "tritons.{node}"
+
+
+def triton_name(node: str, form: str = TRITON_NAME) -> str:
     """Name in the certificate of a node's Tritons: another than the node's own, for models can read their key."""
-    return f"tritons.{node}"
+    return form.replace("{node}", node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from trefoil.core import device_types, errors
@@ -89,6 +89,16 @@ class Settings(_Model):
         return values
 
 
+def _names_node(form: str) -> str:
+    if form.count("{node}") != 1 or set(form.replace("{node}", "")) & set("{} "):
+        raise ValueError("must hold {node} once, so that no node passes for another, e.g. {node}.gpus.example")
+    return form
+
+
+NodeNameForm = Annotated[str, AfterValidator(_names_node)]
+"""Form of a name in certificates of nodes; {node} stands for the node's name."""
+
+
 class ServiceSettings(Settings):
     """Settings that every service needs. Services subclass it and give their own default addresses."""
 
@@ -98,7 +108,8 @@ class ServiceSettings(Settings):
     cluster: str = "default"
     """Prefix of every Redis key; two clusters may share a Redis."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:8179/0")
-    """May hold a password, therefore secret. Over TLS: rediss://...?ssl_ca_certs=PEM&ssl_certfile=PEM&ssl_keyfile=PEM"""
+    """May hold a password, therefore secret. Over TLS: rediss://...?ssl_ca_certs=PEM&ssl_certfile=PEM&ssl_keyfile=PEM;
+    by Sentinel: redis+sentinel://host:port,host2:port2/name-of-the-primary"""
     redis_url_file: Path | None = None
     """Or the file that holds it."""
     state_dir: Path = Path(".trefoil/default")
@@ -116,6 +127,9 @@ class ServiceSettings(Settings):
     tls_ca: Path | None = None
     """PEM of the authority of all services' certificates; switches mutual TLS on. None: clear text, and the token alone
     permits a call."""
+    tls_clients: tuple[str, ...] = ()
+    """Names of which a caller's certificate must have one (subjectAltName) at the admin server; empty = any that tls_ca
+    signed. Health and reflection stay open."""
     token: SecretStr | None = None
     """Bearer token that callers of the admin server must present; it opens everything."""
     token_file: Path | None = None
@@ -133,6 +147,9 @@ class ServiceSettings(Settings):
     def _whole_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise errors.SettingError("only one of the two is set", field="tls_certificate, tls_key", remedy="set both")
+        if self.tls_clients and self.tls_ca is None:
+            remedy = "set tls_ca too, or drop it: without tls_ca no caller shows a certificate"
+            raise errors.SettingError("set alone", field="tls_clients", value=self.tls_clients, remedy=remedy)
         if self.tls_ca is not None and self.tls_key is None:
             remedy = "set tls_certificate and tls_key too: who has an authority shows a certificate of it"
             raise errors.SettingError("set alone", field="tls_ca", value=str(self.tls_ca), remedy=remedy)

@@ -8,7 +8,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -139,7 +139,7 @@ def make_server(
     tokens = tokens or (Tokens() if read_only else Tokens.from_settings(settings))
     calls = CallsUnderWay()
     server = grpc.aio.server(
-        interceptors=[_Interceptor(metrics, tokens, audit, calls, streams_max)],
+        interceptors=[_Interceptor(metrics, tokens, audit, calls, streams_max, settings.tls_clients)],
         options=[
             ("grpc.so_reuseport", int(reuse_port)),
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -317,8 +317,10 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         audit: AuditLog | None,
         calls: CallsUnderWay,
         streams_max: int = STREAMS_MAX,
+        names: Collection[str] = (),
     ) -> None:
-        self._metrics = metrics
+        """`names`: of which a caller's certificate must have one; empty: any name."""
+        self._metrics, self._names = metrics, frozenset(names)
         self._streams = 0
         self._streams_max = streams_max
         self._calls = calls
@@ -402,6 +404,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     request if wrong is None else None
                 )  # nobody has looked how large it is, or what it holds
                 call = self._audit.record_request(method, peer, scope, noted_request)
+            if self._names and self._names.isdisjoint(shown := _shown_names(context)):
+                await refuse(grpc.StatusCode.PERMISSION_DENIED, _NO_NAME.format(shown))
             if not scope:
                 await refuse(grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN)
             if scope == "denied":
@@ -440,6 +444,12 @@ def _wrong(request: Any) -> errors.InvalidInput | None:
     return None
 
 
+def _shown_names(context: Any) -> list[str]:
+    """Names in the caller's certificate."""
+    return [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
+
+
+_NO_NAME: Final = "the caller's certificate names {}, none of tls_clients. Remedy: add the name, or use another pair"
 _NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"
 _NO_ROLE: Final = "this token's tenant has no role 'admin'. Remedy: use a token of a tenant that has it"
 _READ_TOKEN: Final = "this token may only read. Remedy: send the control token"

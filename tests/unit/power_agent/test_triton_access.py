@@ -64,6 +64,11 @@ def test_a_nodes_certificates_name_it_and_its_tritons_have_one_of_their_own(tmp_
     assert access.end_s(["slice", "of an agent that is gone"]) == 0
     assert access.end_s([]) == math.inf
     check_addresses(PowerAgentSettings(**right, admin_address="0.0.0.0:8103", **OPEN))
+    renamed = {"agent_tls_name": "{node}.gpus", "triton_tls_name": "{node}.tritons"}
+    theirs, shown_there = ours.service("node7.gpus"), ours.server("node7.tritons")
+    pair = {"triton_tls_certificate": shown_there.certificate, "triton_tls_key": shown_there.key}
+    others = {**right, **pair, **theirs.settings(ours), **renamed}
+    assert access_of(PowerAgentSettings(**others)).name == "node7.tritons"
     elsewhere = ours.server("tritons.node8")
     for wrong, said in (
         ({"node": "node8"}, r"tls_certificate = .*node7\.crt'.*not name node8, but node7.*DNS:node8"),
@@ -77,6 +82,8 @@ def test_a_nodes_certificates_name_it_and_its_tritons_have_one_of_their_own(tmp_
             {"triton_tls_certificate": elsewhere.certificate, "triton_tls_key": elsewhere.key},
             r"triton_tls_certificate = .*not name tritons\.node7, but tritons\.node8",
         ),
+        (renamed, r"tls_certificate = .*not name node7\.gpus, but node7"),
+        ({"triton_tls_name": "{node}"}, r"triton_tls_name = 'node7': is agent_tls_name\. Remedy: give Tritons another"),
         (dict.fromkeys(own.settings(ours)), "triton_tls_certificate: set without tls_ca"),
     ):
         with pytest.raises(SettingError, match=said):

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import subprocess
 
 import grpc
 import pytest
@@ -9,7 +10,9 @@ import redis
 from pydantic import SecretStr
 
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
-from tests.support.redis_server import RedisServer
+from tests.support.certificates import Authority
+from tests.support.ports import free_ports
+from tests.support.redis_server import RedisServer, binary
 from trefoil.core.errors import Fenced, SettingError, StateUnavailable
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import ManualClock
@@ -129,6 +132,35 @@ def test_a_secret_of_settings_has_one_value_and_a_token_two_at_most(tmp_path):
     with pytest.raises(SettingError, match=r"redis_url_file = .*: holds no secret: one line of text"):
         ServiceSettings(redis_url_file=file)
     assert "'a'" not in repr(FileSecret(file, "token_file", 2))
+
+
+async def test_redis_is_known_by_the_name_of_its_certificate(tmp_path):
+    ours, [port] = Authority(tmp_path), free_ports(1)
+    pair, words = ours.service("redis.example"), ["--port", "0", "--tls-port", str(port), "--save", ""]
+    words += ["--tls-ca-cert-file", str(ours.certificate), "--tls-cert-file", str(pair.certificate)]
+    process = subprocess.Popen([binary(), *words, "--tls-key-file", str(pair.key), "--dir", str(tmp_path)])
+    files = f"ssl_ca_certs={ours.certificate}&ssl_certfile={pair.certificate}&ssl_keyfile={pair.key}"
+
+    async def said(name):
+        state = State.connect(f"rediss://127.0.0.1:{port}/0?{files}&tls_name={name}", "c")
+        try:
+            await state.ping()
+        except StateUnavailable as error:
+            return str(error)
+        finally:
+            await state.close()
+        return ""
+
+    try:
+        async with asyncio.timeout(60):
+            while why := await said("redis.example"):
+                assert "certificate" not in why
+        assert "certificate is not valid for 'other.example'" in await said("other.example")
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(SettingError, match=r"redis_url: tls_name without TLS\. Remedy: write rediss://"):
+        State.connect("redis://127.0.0.1/0?tls_name=a", "c")
 
 
 async def test_redis_changes_its_password_while_a_service_writes(tmp_path):

@@ -9,9 +9,11 @@ import ssl
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from controller.rollout.agent_clients import AgentClients
+from controller.settings import ControllerSettings
 from dispatcher.transport.h2_channel import H2Channel
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from tests.support.certificates import Authority
@@ -49,9 +51,9 @@ class Agent(power_agent_pb2_grpc.PowerAgentServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(authority, pair):
+async def serving(authority, pair, **more):
     entries = [(power_agent_pb2_grpc.add_PowerAgentServicer_to_server, Agent(), NAME)]
-    settings = ServiceSettings(admin_address="127.0.0.1:0", token="t", **pair.settings(authority))
+    settings = ServiceSettings(admin_address="127.0.0.1:0", token="t", **pair.settings(authority), **more)
     server = rpc.make_server(settings, entries)
     await server.start()
     try:
@@ -92,6 +94,35 @@ async def test_only_those_who_show_a_certificate_of_the_authority_are_let_in(our
             await asked(target, trusting(theirs, foreign))
         with pytest.raises(errors.Untrusted, match=r"the certificate names somebody else.*Remedy: take one that names"):
             await asked(target, trusting(ours, ours.service("controller")), "node1")
+
+
+async def test_only_callers_that_tls_clients_names_may_call(ours):
+    async with serving(ours, ours.service("node0"), tls_clients=["controller", "alice"]) as target:
+        for name in ("controller", "alice"):
+            assert await asked(target, trusting(ours, ours.service(name))) == "node0"
+        tls = trusting(ours, ours.service("node7"))
+        with pytest.raises(errors.TrefoilError, match=r"names \['node7'.*none of tls_clients\. Remedy: add the name"):
+            await asked(target, tls)
+        async with rpc.channel(target, tls=tls, name="node0") as channel:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+    with pytest.raises(errors.SettingError, match=r"tls_clients = .*: set alone\. Remedy: set tls_ca too"):
+        ServiceSettings(tls_clients=["controller"])
+
+
+async def test_the_name_of_an_agent_is_of_the_form_that_is_set(ours):
+    tls = trusting(ours, ours.service("controller"))
+    async with serving(ours, ours.service("node0.gpus.example")) as target:
+        agents = AgentClients(WallClock(), 5.0, 3, SecretStr("t"), tls, name_form="{node}.gpus.example")
+        assert (await agents.node(NodeStatus("node0", agent_target=target))).node == "node0"
+        assert await agents.node(NodeStatus("node1", agent_target=target)) is None
+        assert "DNS:node1.gpus.example" in agents.unreached["node1"]
+        await agents.close()
+
+
+@pytest.mark.parametrize("form", ["agent", "{node}-{node}", "{node}.{zone}", "{node} x"])
+def test_a_form_of_names_that_is_not_of_its_node_is_refused(form):
+    with pytest.raises(errors.SettingError, match=r"^agent_tls_name = .*: must hold \{node\} once.*Remedy:"):
+        ControllerSettings(agent_tls_name=form)
 
 
 async def test_a_channel_of_the_data_path_holds_the_server_to_its_name(ours):
