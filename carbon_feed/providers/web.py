@@ -58,6 +58,7 @@ class HttpClient:
         self._settings, self._name = settings, name
         self._base_url = base_url.rstrip("/")
         self._client: httpx.AsyncClient | None = None
+        self._proxy = ""  # of that client
         self._spend: Callable[[], None] | None = None
 
     def metered(self, spend: Callable[[], None]) -> None:
@@ -82,6 +83,8 @@ class HttpClient:
         if self._spend is not None:
             self._spend()
         await self._wait_turn()
+        if self._client is not None and self._settings.proxy.get_secret_value() != self._proxy:
+            await self.close()
         client = self._connected()  # outside the limit: reading a bundle of certificates takes its time once
         try:
             async with asyncio.timeout(self._settings.timeout_s):
@@ -138,7 +141,7 @@ class HttpClient:
 
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
-            proxy = self._settings.proxy.get_secret_value()
+            proxy = self._proxy = self._settings.proxy.get_secret_value()
             from_environment = proxy == "environment"
             plain = self._base_url.startswith("http://")
             self._client = httpx.AsyncClient(

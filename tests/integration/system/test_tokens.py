@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import time
+from functools import partial
 from urllib.parse import urlsplit
 
 import grpc
@@ -29,6 +30,7 @@ from trefoil.core.errors import StateUnavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import RolloutState
 from trefoil.runtime import rpc
+from trefoil.runtime.security.plan_keys import routes_key
 from trefoil.runtime.security.secret_files import FileSecret
 from trefoil.runtime.state import State
 
@@ -98,17 +100,6 @@ async def test_tokens_and_the_password_of_redis_change_under_load_and_no_request
 
             await until(seen, 60.0, "the agent has published nothing within")
 
-        async def rolled_out(shown: str) -> None:
-            """The controller commands the agent again, by the token of its file."""
-            before = (await plan_of(launch, shown)).target.number
-            await asyncio.to_thread(system.pin, serving.first_plan)
-
-            async def done() -> bool:
-                rollout = await plan_of(launch, shown)
-                return rollout.state == RolloutState.DONE and rollout.target.number > before
-
-            await until(done, 60.0, "the plan is not rolled out within")
-
         for old, new, old_token, new_token in (
             (password, "other", token, "other-token"), ("other", password, "other-token", token),
         ):  # fmt: skip
@@ -123,7 +114,7 @@ async def test_tokens_and_the_password_of_redis_change_under_load_and_no_request
                     for each in (old_token, new_token):
                         code = "OK" if each in lines else "UNAUTHENTICATED"
                         assert (await answered(launch.addresses[service], service, each)).name == code, (service, lines)
-            await rolled_out(new_token)
+            await rolled_out(serving, new_token)
     stop.set()
     result = await sending
     await state.close()
@@ -131,7 +122,43 @@ async def test_tokens_and_the_password_of_redis_change_under_load_and_no_request
     assert result.answered == len(result.records)
 
 
-async def plan_of(launch: Launch, token: str) -> plan_pb2.Rollout:
+async def test_the_plan_key_changes_under_load_and_no_plan_is_refused(serving: Serving) -> None:
+    launch, stop = serving.system.launch, asyncio.Event()
+    paths, token = StatePaths(serving.system.state_dir), launch_token(launch)
+    key, other = paths.plan_key.read_text().strip(), "0" * 64
+    assert token
+    sending = asyncio.create_task(load(launch.addresses["inference"], 40.0, 240.0, stop))
+    for old, new in ((key, other), (other, key)):
+        for keys in ((old, new), (new, old), (new,)):
+            epoch = (await rollout_of(launch, token)).target.epoch
+            write_private(paths.plan_key, "\n".join(keys))
+            write_private(paths.routes_key, "\n".join(map(routes_key, keys)))
+            if keys == (new, old):
+                await until(partial(rolled_out_after, launch, token, (epoch + 1, 0)), 60.0, "nothing is signed within")
+            await rolled_out(serving, token)
+    stop.set()
+    result = await sending
+    assert len(result.records) > 100
+    assert result.answered == len(result.records)
+
+
+async def rolled_out(serving: Serving, token: str) -> None:
+    """The controller commands the agent again, and all dispatcher workers obey its plan."""
+    launch = serving.system.launch
+    before = (await rollout_of(launch, token)).target
+    await asyncio.to_thread(serving.system.pin, serving.first_plan)
+    after = (before.epoch, before.number + 1)
+    await until(partial(rolled_out_after, launch, token, after), 60.0, "the plan is not rolled out within")
+
+
+async def rolled_out_after(launch: Launch, token: str, least: tuple[int, int]) -> bool:
+    with contextlib.suppress(grpc.aio.AioRpcError):  # a controller that starts anew
+        rollout = await rollout_of(launch, token)
+        return rollout.state == RolloutState.DONE and (rollout.target.epoch, rollout.target.number) >= least
+    return False
+
+
+async def rollout_of(launch: Launch, token: str) -> plan_pb2.Rollout:
     async with rpc.channel(launch.addresses["controller"], token=token) as channel:
         stub = controller_pb2_grpc.ControllerStub(channel)
         return (await stub.GetPlan(controller_pb2.GetPlanRequest(), timeout=60.0)).rollout

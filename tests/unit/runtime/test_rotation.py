@@ -1,6 +1,7 @@
 """Secrets that change while a service runs: tokens, Redis' password, and files that cannot be used."""
 
 import asyncio
+import json
 import re
 import subprocess
 
@@ -9,6 +10,8 @@ import pytest
 import redis
 from pydantic import SecretStr
 
+from carbon_feed.providers.web import HttpClient
+from carbon_feed.settings import WebSettings
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from tests.support.certificates import Authority
 from tests.support.ports import free_ports
@@ -132,6 +135,28 @@ def test_a_secret_of_settings_has_one_value_and_a_token_two_at_most(tmp_path):
     with pytest.raises(SettingError, match=r"redis_url_file = .*: holds no secret: one line of text"):
         ServiceSettings(redis_url_file=file)
     assert "'a'" not in repr(FileSecret(file, "token_file", 2))
+
+
+async def test_a_carbon_provider_is_asked_by_the_proxy_of_the_file(tmp_path):
+    async def proxy(name):
+        async def answer(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            body = json.dumps({"by": name}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1")
+        return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    (first, at), (second, elsewhere) = await proxy("first"), await proxy("second")
+    file = write(tmp_path / "proxy", at)
+    client = HttpClient(WebSettings(proxy_file=file, gap_s=0.0), "p", "http://provider.example")
+    assert await client.get("/", now_s=0.0) == {"by": "first"}
+    write(file, elsewhere)
+    assert await client.get("/", now_s=0.0) == {"by": "second"}
+    await client.close()
+    for server in (first, second):
+        server.close()
 
 
 async def test_redis_is_known_by_the_name_of_its_certificate(tmp_path):

@@ -51,9 +51,13 @@ def accepted(secret: SecretStr) -> Sequence[str]:
 
 
 def secret_files(settings: BaseModel) -> list[Reread[Sequence[str]]]:
-    """Files of the secrets that settings name."""
-    values = (getattr(settings, name) for name in type(settings).model_fields)
-    return [value.file for value in values if isinstance(value, FileSecret)]
+    """Files of the secrets that settings name, also those of tables in them."""
+    found: list[Reread[Sequence[str]]] = []
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        found += [value.file] if isinstance(value, FileSecret) else []
+        found += secret_files(value) if isinstance(value, BaseModel) else []
+    return found
 
 
 def only_password_differs(before: str, url: str) -> None:
