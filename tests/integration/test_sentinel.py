@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -272,6 +273,17 @@ async def test_a_replica_that_missed_the_last_writes_sends_nothing_back(servers,
             task.cancel()
     assert after.epoch > late.epoch
     assert list(dict.fromkeys(seen))[1:] == [early, late, after]
+
+
+async def test_a_sentinel_that_hangs_costs_one_call(servers):
+    await servers.ready()
+    servers.processes[servers.ports[2]].send_signal(signal.SIGSTOP)
+    async with connected(servers.url, 1) as [state]:
+        with pytest.raises(StateUnavailable):
+            await state.ping()
+        for _ in range(3):
+            await state.ping()
+            await state._client.connection_pool.disconnect()
 
 
 @pytest.mark.parametrize(
