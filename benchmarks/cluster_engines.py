@@ -29,7 +29,7 @@ from trefoil.runtime.clock import Clock
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 IMAGES: Final = ("trefoil", "trefoil-triton-cpu")
-OTHERS: Final = ("redis:7.0", "haproxy:2.6", "prom/prometheus:v2.42.0")
+OTHERS: Final = ("redis:7.0", "haproxy:2.6", "prom/prometheus:v2.42.0", "oliver006/redis_exporter:v1.45.0-alpine")
 ENGINE: Final = "dockerd"
 READY_S: Final = 120.0
 CGROUPS: Final = Path("/sys/fs/cgroup")

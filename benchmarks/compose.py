@@ -46,9 +46,10 @@ PATIENCE_S: Final = 600.0  # of one event: two cores that others use, too
 POLL_S: Final = 0.2
 SETTLE_ANSWERS: Final = 500  # answered after each event, before it is judged
 FAST_CARBON: Final = "720"  # a four-hour step in 20 s
-REPLACED: Final = ("dispatcher_1", "dispatcher_2", "haproxy", "controller", "prometheus", "redis")
+REPLACED: Final = ("dispatcher_1", "dispatcher_2", "haproxy", "controller", "prometheus", "redis_exporter", "redis")
 STOPPED: Final = (
-    "redis", "carbon_feed", "controller", "dispatcher_1", "dispatcher_2", "haproxy", "node", "agent", "prometheus"
+    "redis", "carbon_feed", "controller", "dispatcher_1", "dispatcher_2", "haproxy", "node", "agent", "prometheus",
+    "redis_exporter",
 )  # fmt: skip
 QUEUE_REQUESTS: Final = 12_000.0  # two minutes of them: this machine may stand still, none is refused
 SLO_MS: Final = 400.0

@@ -1,16 +1,18 @@
 """Dashboards and alerts on a running system: `make e2e-dashboards`, or `python -m benchmarks.dashboards`.
 
 `trefoil up` in a folder of its own, load that rises and falls while carbon changes, and a real Prometheus that scrapes
-it by deploy/prometheus/prometheus.yml (addresses instead of names, nothing else is changed). Then every expression of
-every panel, every recording rule and every alert has to have a finite value, no alert may fire, and each dashboard is
-drawn in a headless Chromium by Grafana's own panel components (benchmarks/render), since Grafana's server comes from no
-package registry: no panel may be empty. Pictures go to out/dashboards, with --pictures also to docs/images. Prints what
-it found; exit code 1 where something does not hold. Needs prometheus, chromium, node and npm.
+it and Redis' exporter by deploy/prometheus/prometheus.yml (addresses instead of names, nothing else is changed). Then
+every expression of every panel, every recording rule and every alert has to have a finite value, no alert may fire, and
+each dashboard is drawn in a headless Chromium by Grafana's own panel components (benchmarks/render), since Grafana's
+server comes from no package registry: no panel may be empty. Pictures go to out/dashboards, with --pictures also to
+docs/images. Prints what it found; exit code 1 where something does not hold. Needs prometheus,
+prometheus-redis-exporter, chromium, node and npm.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import re
 import shutil
 import socket
@@ -24,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import yaml
 
@@ -39,7 +41,8 @@ DASHBOARDS: Final = CHECKOUT / "deploy" / "grafana" / "dashboards"
 RENDER: Final = CHECKOUT / "benchmarks" / "render"
 OUT: Final = CHECKOUT / "out" / "dashboards"
 IMAGES: Final = CHECKOUT / "docs" / "images"
-NEEDED: Final = {"prometheus": "prometheus", "chromium": "chromium", "node": "nodejs", "npm": "npm"}
+EXPORTER: Final = "prometheus-redis-exporter"
+NEEDED: Final = {"prometheus": "prometheus", "chromium": "chromium", "node": "nodejs", "npm": "npm", EXPORTER: EXPORTER}
 STEP_S: Final = 10
 COMPARED: Final = re.compile(r" (==|!=|>=|<=|>|<) ")
 FAMILY: Final = "digits"
@@ -95,8 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(scratch: Path, minutes: float, port_offset: int) -> list[str]:
     """Serve under load for so long, ask for everything, and leave what the dashboards show in OUT; what is wrong."""
     with running_system(scratch / "state", minutes, port_offset) as state_dir:
-        metrics = StatePaths(state_dir).read_launch().metrics
-        with running_prometheus(scratch, product_jobs(metrics), OUT) as prometheus:
+        launch = StatePaths(state_dir).read_launch()
+        exporter, address = redis_exporter(launch.redis_url, OUT)
+        config = product_jobs({name: [address] for name, address in (launch.metrics | {"redis": address}).items()})
+        with exporter, running_prometheus(scratch, config, OUT) as prometheus:
             load(state_dir, minutes)
             return ask_all(prometheus, minutes)
 
@@ -128,14 +133,47 @@ def load(state_dir: Path, minutes: float) -> None:
     subprocess.run([*argv, "--duration", f"{end_s:g}"], check=True)
 
 
-def product_jobs(metrics: Mapping[str, str]) -> dict[str, Any]:
-    """Configuration of Prometheus: the product's jobs and rules, with the addresses of one system."""
+def product_jobs(metrics: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Configuration of Prometheus: the product's rules and those of its jobs that have addresses in `metrics`."""
     config: dict[str, Any] = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] != "haproxy"]
+    config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] in metrics]
     for job in config["scrape_configs"]:
         del job["dns_sd_configs"]
-        job["static_configs"] = [{"targets": [metrics[job["job_name"]]]}]
+        job["static_configs"] = [{"targets": list(metrics[job["job_name"]])}]
     return config | {"rule_files": [str(PROMETHEUS / "rules" / "*.yml")]}
+
+
+class Program:
+    """A program beside the system, which can be killed and started again."""
+
+    def __init__(self, argv: Sequence[str], log: Path, **environment: str) -> None:
+        self._argv, self._log, self._environment = argv, log, os.environ | environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start it."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=self._environment)
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def redis_exporter(redis_url: str, logs: Path) -> tuple[Program, str]:
+    """An exporter of this Redis, and its address."""
+    url, address = urllib.parse.urlsplit(redis_url), f"127.0.0.1:{free_port()}"
+    argv = [EXPORTER, f"-redis.addr=redis://{url.hostname}:{url.port}", f"-web.listen-address={address}"]
+    return Program(argv, logs / "redis_exporter.log", REDIS_PASSWORD=url.password or ""), address
 
 
 @contextmanager

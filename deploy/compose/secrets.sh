@@ -10,10 +10,10 @@
 set -eu
 umask 027
 authority=/run/trefoil-authority control=/run/trefoil controller=/run/trefoil-controller dispatcher=/run/trefoil-dispatcher redis=/run/trefoil-redis haproxy=/run/trefoil-haproxy
-node=/run/trefoil-agent grafana=/run/trefoil-grafana
+node=/run/trefoil-agent grafana=/run/trefoil-grafana exporter=/run/trefoil-redis_exporter
 DAYS=365 RENEW_S=2592000
 kept="run/trefoil run/trefoil-authority run/trefoil-controller run/trefoil-dispatcher run/trefoil-agent run/trefoil-redis
-    run/trefoil-haproxy run/trefoil-grafana var/lib/trefoil-redis var/lib/trefoil-controller var/lib/trefoil-carbon_feed"
+    run/trefoil-haproxy run/trefoil-grafana run/trefoil-redis_exporter var/lib/trefoil-redis var/lib/trefoil-controller var/lib/trefoil-carbon_feed"
 
 refuse() { echo "error: $1 = '$2': $3. Remedy: $4" >&2; exit 2; }
 
@@ -69,6 +69,12 @@ user default on $(sed 's/^/>/' "$authority/redis_password" | tr '\n' ' ')~* &* +
 PASSWORD
     put "$redis/password" < "$authority/redis_password"
     cp "$authority/ca.crt" "$haproxy/ca.crt"
+    pair "$exporter" redis_exporter clientAuth DNS:redis_exporter
+    random | keep "$authority/metrics_password"
+    keep "$redis/metrics.conf" <<METRICS
+user metrics on >$(cat "$authority/metrics_password") resetkeys resetchannels -@all +info +latency|latest +slowlog|len
+METRICS
+    echo "{\"rediss://redis:6379\": \"$(cat "$authority/metrics_password")\"}" | keep "$exporter/passwords.json"
 }
 
 rotate() {  # SECRET STEP: each step once all services have read the one before, after ten seconds

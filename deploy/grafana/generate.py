@@ -41,6 +41,7 @@ SAVED: Final = stat(
     no_value="none: SLO or floor missed, or under 200 answers",
 )
 NO_TOKENS: Final = "this family streams no tokens"
+NO_EXPORTER: Final = "no exporter of Redis' metrics is scraped"
 
 FLEET: Final = Dashboard(
     "fleet",
@@ -622,6 +623,34 @@ NODE: Final = Dashboard(
                 [("max by (job) (abs(trefoil_clock_offset_seconds))", "{{job}}")],
                 "s",
                 soft_most=1,
+            ),
+        ],
+        [
+            lines(
+                "Redis: memory",
+                [
+                    ("sum by (instance) (redis_memory_used_bytes)", "{{instance}}"),
+                    ("sum by (instance) (redis_memory_max_bytes) > 0", "{{instance}}, limit"),
+                ],
+                "bytes",
+                no_value=NO_EXPORTER,
+            ),
+            lines(
+                "Redis: commands",
+                [(rate("redis_commands_processed_total", "instance"), "{{instance}}")],
+                "ops",
+                no_value=NO_EXPORTER,
+            ),
+            lines(
+                "Redis: what it refuses, and does not save",
+                [
+                    ("sum by (instance) (increase(redis_rejected_connections_total[$__rate_interval]))", "connections"),
+                    ("sum by (instance) (increase(redis_evicted_keys_total[$__rate_interval]))", "evicted keys"),
+                    ("1 - min by (instance) (redis_aof_last_write_status)", "log not written"),
+                    ("1 - min by (instance) (redis_rdb_last_bgsave_status)", "snapshot not written"),
+                ],
+                soft_most=1,
+                no_value=NO_EXPORTER,
             ),
         ],
     ],

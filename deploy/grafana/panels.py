@@ -22,9 +22,19 @@ OTHERS: Final = {
     "ALERTS": "Alerts of deploy/prometheus/rules/alerts.yml.",
     "process_cpu_seconds_total": "CPU time of a service.",
     "process_resident_memory_bytes": "Memory of a service.",
+    "redis_memory_used_bytes": "Memory that Redis uses.",
+    "redis_memory_max_bytes": "Its maxmemory: at this limit it refuses writes. 0: none.",
+    "redis_commands_processed_total": "Commands that Redis has carried out.",
+    "redis_connected_clients": "Connections to Redis.",
+    "redis_rejected_connections_total": "Connections that Redis turned away: maxclients.",
+    "redis_evicted_keys_total": "Keys that Redis dropped for want of memory.",
+    "redis_up": "Whether the exporter reaches Redis.",
+    "redis_rdb_last_bgsave_status": "Whether Redis' last snapshot was written.",
+    "redis_aof_last_write_status": "Whether Redis' log of commands was written.",
+    "redis_aof_last_bgrewrite_status": "Whether that log was rewritten.",
 }
-"""Metrics of Prometheus and of its client library."""
-NAME: Final = re.compile(r"\b(?:trefoil[_:][a-z0-9_:]+|nv_[a-z_]+|process_[a-z_]+|ALERTS)\b")
+"""Metrics of Prometheus, of its client library and of Redis' exporter."""
+NAME: Final = re.compile(r"\b(?:trefoil[_:][a-z0-9_:]+|nv_[a-z_]+|process_[a-z_]+|redis_[a-z_]+|ALERTS)\b")
 LEADS: Final = 'trefoil_lease_epoch{role="controller"} > 0'
 WIDTH: Final = 24
 

@@ -54,6 +54,7 @@ done <<'TAGS'
 redis:7.0 redis redis-server
 haproxy:2.6 haproxy haproxy
 prom/prometheus:v2.42.0 prometheus prometheus wget
+oliver006/redis_exporter:v1.45.0-alpine redis_exporter prometheus-redis-exporter wget
 prom/alertmanager:v0.25.0 alertmanager prometheus-alertmanager wget
 TAGS
 have grafana/grafana:11.6.0 || echo "no grafana/grafana:11.6.0: no registry serves it here and Debian has no package, so the profile dashboards cannot start"

@@ -20,19 +20,20 @@ trap 'rm -rf "$folder"' EXIT
 # By the script of the Compose file: the same authority, names and files, the node's pairs once for each node.
 docker run --rm --network none -v trefoil_authority:/run/trefoil-authority -v trefoil_secrets:/run/trefoil \
     -v trefoil_secrets_controller:/run/trefoil-controller -v trefoil_secrets_dispatcher:/run/trefoil-dispatcher \
-    -v trefoil_secrets_redis:/run/trefoil-redis \
+    -v trefoil_secrets_redis:/run/trefoil-redis -v trefoil_secrets_redis_exporter:/run/trefoil-redis_exporter \
     -e "TREFOIL_ROTATE=${TREFOIL_ROTATE:-}" -e TREFOIL_NODE=unused -e "TREFOIL_ADVERTISE_HOST=$address" "trefoil:${TREFOIL_TAG:-latest}" sh -euc '
         /etc/trefoil/secrets.sh make >&2
         if [ -n "$TREFOIL_ROTATE" ]; then /etc/trefoil/secrets.sh rotate $TREFOIL_ROTATE >&2; fi
         mkdir /tmp/nodes
         for node; do rm -rf /tmp/export; /etc/trefoil/secrets.sh export "$node" agent redis >"/tmp/nodes/$node.tar"; done
         tar -C /tmp/nodes -cf /tmp/nodes.tar .
-        tar -c /run/trefoil /run/trefoil-controller /run/trefoil-dispatcher /run/trefoil-redis /tmp/nodes.tar 2>/dev/null' - "$@" | tar -x -C "$folder" --no-same-owner
+        tar -c /run/trefoil /run/trefoil-controller /run/trefoil-dispatcher /run/trefoil-redis /run/trefoil-redis_exporter /tmp/nodes.tar 2>/dev/null' - "$@" | tar -x -C "$folder" --no-same-owner
 
 put() { docker secret create "trefoil_$1_$set" "$folder/$2" >/dev/null; }
 for file in ca.crt tls.crt tls.key token redis_url; do put "$file" "run/trefoil/$file"; done
 put plan.key run/trefoil-controller/plan.key
 put routes.key run/trefoil-dispatcher/routes.key
-for file in tls.crt tls.key password.conf password; do put "redis_$file" "run/trefoil-redis/$file"; done
+for file in tls.crt tls.key password.conf password metrics.conf; do put "redis_$file" "run/trefoil-redis/$file"; done
+for file in tls.crt tls.key passwords.json; do put "exporter_$file" "run/trefoil-redis_exporter/$file"; done
 put nodes tmp/nodes.tar
 echo "set $set of secrets: docker stack deploy -c deploy/swarm/trefoil.yml trefoil"

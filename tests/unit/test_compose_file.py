@@ -16,6 +16,7 @@ READERS = {
     "secrets_controller": {"controller"},
     "secrets_agent": {"agent", "agent_gpu"},
     "secrets_redis": {"redis"},
+    "secrets_redis_exporter": {"redis_exporter"},
     "secrets_haproxy": {"haproxy"},
     "secrets_grafana": {"grafana"},
 }

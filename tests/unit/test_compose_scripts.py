@@ -1,6 +1,8 @@
 """deploy/compose: certificates that are renewed, backups that are checked, tags that are rolled out."""
 
+import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -10,15 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
+import redis
+import yaml
 
 from benchmarks.compose_engine import dropped_forwarding
 from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy/compose"
-READ = ("authority", "controller", "dispatcher", "agent", "redis", "haproxy", "grafana")
+READ = ("authority", "controller", "dispatcher", "agent", "redis", "haproxy", "grafana", "redis_exporter")
 KEPT = ("redis", "controller", "carbon_feed")
+RULES = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text())["groups"]
+SAVED = ("rdb_last_bgsave", "aof_last_write", "aof_last_bgrewrite")
 FOLDERS = ["run/trefoil", *(f"run/trefoil-{name}" for name in READ), *(f"var/lib/trefoil-{name}" for name in KEPT)]
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on PATH")
@@ -150,6 +157,69 @@ def test_redis_takes_a_renewed_certificate_and_a_new_password_without_a_restart(
     finally:
         redis.terminate()
         redis.wait(20)
+
+
+EXPORTER = shutil.which("prometheus-redis-exporter")
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server on PATH: of Debian, with TLS")
+@pytest.mark.skipif(EXPORTER is None, reason="no prometheus-redis-exporter on PATH")
+def test_the_exporter_reads_redis_metrics_and_its_user_may_do_nothing_else(tmp_path):
+    secrets, [port, page] = Secrets(tmp_path), free_ports(2)
+    secrets("make")
+    own, its = tmp_path / "run/trefoil-redis", tmp_path / "run/trefoil-redis_exporter"
+    text = (COMPOSE / "redis.conf").read_text().replace("/run/trefoil/", f"{own}/").replace("6379", str(port))
+    text = text.replace("/var/lib", f"{tmp_path}/var/lib").replace("/etc/trefoil.d", str(tmp_path / "none"))
+    (tmp_path / "redis.conf").write_text(text)
+    passwords = its / "passwords.json"
+    passwords.write_text(passwords.read_text().replace("redis:6379", f"127.0.0.1:{port}"))
+    command = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["redis_exporter"]["command"]
+    said = [word.replace("/run/trefoil/", f"{its}/").replace("redis:6379", f"127.0.0.1:{port}") for word in command]
+    processes = [
+        subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for argv in (
+            ["redis-server", str(tmp_path / "redis.conf")],
+            [str(EXPORTER), *said, f"-web.listen-address=127.0.0.1:{page}"],
+        )
+    ]
+    found: dict[str, float] = {}
+
+    def up() -> bool:
+        try:
+            text = httpx.get(f"http://127.0.0.1:{page}/metrics", trust_env=False).text
+        except httpx.TransportError:
+            return False
+        rows = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("redis_") and "{" not in line]
+        found.update({name: float(value) for name, value in rows})
+        return found["redis_up"] == 1
+
+    try:
+        until(up)
+        asked = {name for group in RULES for rule in group["rules"] for name in re.findall(r"redis_\w+", rule["expr"])}
+        assert len(asked) > 6
+        assert asked <= found.keys()
+        assert found["redis_memory_max_bytes"] == 768 * 2**20
+        assert min(found[f"redis_{name}_status"] for name in SAVED) == 1
+        tls = {"ssl_ca_certs": own / "ca.crt", "ssl_certfile": its / "tls.crt", "ssl_keyfile": its / "tls.key"}
+        password = json.loads(passwords.read_text())[f"rediss://127.0.0.1:{port}"]
+        with redis.Redis(port=port, ssl=True, username="metrics", password=password, **tls) as client:
+            assert client.info("memory")["maxmemory_policy"] == "noeviction"
+            for words in (
+                "GET a",
+                "SET a b",
+                "KEYS *",
+                "CONFIG GET *",
+                "ACL LIST",
+                "CLIENT LIST",
+                "SLOWLOG GET",
+                "EVAL 1 0",
+            ):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*words.split())
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(20)
 
 
 def test_a_backup_is_checked_and_restores_every_file(tmp_path):

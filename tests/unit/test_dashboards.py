@@ -119,6 +119,7 @@ def test_a_job_for_each_service_at_the_port_that_up_gives_it():
     jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
     found = {job["job_name"]: (sd["names"], sd["port"]) for job in jobs for sd in job["dns_sd_configs"]}
     assert found.pop("haproxy") == (["haproxy"], 8404)
+    assert found.pop("redis") == (["redis_exporter"], 9121)
     assert found == {
         name: ([names.get(name, name)], getattr(ports, f"{name}_metrics"))
         for name in ("carbon_feed", "controller", "power_agent", "dispatcher")

@@ -59,8 +59,10 @@ def test_every_config_is_a_file_here_and_every_secret_is_one_that_the_script_mak
     assert all((SWARM / config["file"]).is_file() for config in STACK["configs"].values())
     script = (SWARM / "secrets.sh").read_text()
     plain = re.search(r"for file in (ca\.crt .*?); do", script)[1].split()
-    of_redis = re.search(r"for file in (tls\.crt tls\.key password.*?); do", script)[1].split()
-    made = {*plain, *(f"redis_{name}" for name in of_redis), "plan.key", "routes.key", "nodes"}
+    of_redis = re.search(r"for file in (tls\.crt tls\.key password\.conf.*?); do", script)[1].split()
+    of_exporter = re.search(r"for file in (tls\.crt tls\.key passwords\.json); do", script)[1].split()
+    made = {*plain, *(f"redis_{name}" for name in of_redis), *(f"exporter_{name}" for name in of_exporter)}
+    made |= {"plan.key", "routes.key", "nodes"}
     wanted = {
         re.fullmatch(r"trefoil_(.+)_\$\{TREFOIL_SECRETS:-1\}", each["name"])[1] for each in STACK["secrets"].values()
     }
