@@ -36,9 +36,10 @@ def build(argv: Sequence[str]) -> list[service.Component]:
     server = service.ServerComponent(
         lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max, tls=tls)
     )
+    connections = service.StateComponent(state, clock, metrics)
     return [
-        service.StateComponent(state, clock, metrics),
-        service.MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
+        connections,
+        service.MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready, connections.not_ready),
         *loops,
         service.RenewalsComponent(*service.renewals(settings, tls), clock, metrics),
         server,

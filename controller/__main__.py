@@ -170,8 +170,8 @@ def parts(
     entry = (controller_pb2_grpc.add_ControllerServicer_to_server, servicer, FULL_NAME)
     server = ServerComponent(lambda: rpc.make_server(settings, [entry], metrics=metrics, tls=tls))
     return (
-        StateComponent(state, clock, metrics),
-        MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready),
+        connections := StateComponent(state, clock, metrics),
+        MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready, connections.not_ready),
         ControlComponent(loop, reader, leadership, agents, accountant, files, declared, jobs),
         RenewalsComponent(*renewals(settings, tls, plan_keys), clock, metrics),
         server,

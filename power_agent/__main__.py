@@ -140,7 +140,7 @@ def build(argv: Sequence[str]) -> Sequence[Component]:
     server = _server(settings, servicer, node, tls)
     metrics.pass_on(TritonMetrics(node))
     connections = StateComponent(state, clock, metrics, partial(node.set_missing, "clock"))
-    page = MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready)
+    page = MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready, connections.not_ready)
     return [connections, page, NetworkComponent(clock), agent, _renewals(tls, plan_keys, access, node, metrics), server]
 
 

@@ -36,6 +36,7 @@ SHUTDOWN_S: Final = 4.0  # for all components together: a service is gone 5 s af
 GRACE_S: Final = 1.0  # for calls under way when a server stops
 OFFSET: Final = "trefoil_clock_offset_seconds"
 OFFSET_POLL_S: Final = 10.0
+FIRST_POLL_S: Final = 1.0  # until Redis has answered once
 OFFSET_WARN_S: Final = 0.5
 OFFSET_ERROR_S: Final = 2.0
 NETWORK_POLL_S: Final = 0.5
@@ -247,10 +248,10 @@ class ServerComponent:
 class MetricsComponent:
     """Part of the Prometheus endpoint, with `/healthz` and `/readyz`; an empty address means none.
 
-    `not_ready`: reason why nobody should ask this service, "" when all may.
+    `not_ready`: reasons why nobody should ask this service, each "" when it does not hold; the first is shown.
     """
 
-    def __init__(self, metrics: Metrics, address: str, clock: Clock, not_ready: Callable[[], str]) -> None:
+    def __init__(self, metrics: Metrics, address: str, clock: Clock, *not_ready: Callable[[], str]) -> None:
         self._metrics = metrics
         self._address = address
         self._clock = clock
@@ -269,7 +270,10 @@ class MetricsComponent:
             await asyncio.sleep(BEAT_S)
 
     def _probed(self, path: str) -> tuple[int, str] | None:
-        return probed(path, self._clock.monotonic_s() - self._beat_s, self._not_ready)
+        return probed(path, self._clock.monotonic_s() - self._beat_s, self._reason)
+
+    def _reason(self) -> str:
+        return next(filter(None, (each() for each in self._not_ready)), "")
 
     async def shutdown(self) -> None:
         if self._close is not None:
@@ -402,6 +406,7 @@ class StateComponent:
     ) -> None:
         self._state, self._clock, self._metrics, self._report = state, clock, metrics, report
         self._apart = ""  # level of what was said last
+        self._answered = False
 
     async def init(self) -> None:
         self._metrics.set(OFFSET, math.nan)
@@ -410,7 +415,12 @@ class StateComponent:
         while True:
             with contextlib.suppress(errors.StateUnavailable):  # whoever reads or writes there says so
                 self._judge(await self._state.clock_offset_s())
-            await self._clock.sleep(OFFSET_POLL_S)
+                self._answered = True
+            await self._clock.sleep(OFFSET_POLL_S if self._answered else FIRST_POLL_S)
+
+    def not_ready(self) -> str:
+        """Reason why nobody should ask this service yet: it has never reached Redis. Later Redis may be away."""
+        return "" if self._answered else "Redis has not answered since the start"
 
     def _judge(self, offset_s: float) -> None:
         self._metrics.set(OFFSET, offset_s)

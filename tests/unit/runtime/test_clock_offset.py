@@ -9,7 +9,7 @@ import structlog
 from tests.support.stores import START_S
 from trefoil.core import errors
 from trefoil.runtime.clock import ManualClock
-from trefoil.runtime.service import OFFSET_POLL_S, StateComponent
+from trefoil.runtime.service import FIRST_POLL_S, OFFSET_POLL_S, StateComponent
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -90,6 +90,15 @@ async def test_a_redis_that_is_away_tells_nothing_and_ends_nothing(
 
     monkeypatch.setattr(state, "clock_offset_s", away)
     running = asyncio.create_task(part.run())
-    await clock.advance(2 * OFFSET_POLL_S)
-    assert (len(tries), running.done()) == (3, False)
+    for _ in range(3):
+        await clock.advance(FIRST_POLL_S)
+    assert (len(tries), running.done()) == (4, False)
+    assert part.not_ready() == "Redis has not answered since the start"
+    monkeypatch.undo()
+    await clock.advance(FIRST_POLL_S)
+    assert not part.not_ready()
+    monkeypatch.setattr(state, "clock_offset_s", away)
+    await clock.advance(OFFSET_POLL_S)
+    assert not part.not_ready(), "once it was reached, it may be away"
+    assert (len(tries), running.done()) == (5, False)
     running.cancel()

@@ -45,10 +45,11 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Port of the metrics page. Restarted where its event loop stands still; not asked before it serves. */}}
+{{/* Port of the metrics page. Restarted where its event loop stands still; not asked before it serves and knows Redis. */}}
 {{- define "trefoil.probes" -}}
-startupProbe: {httpGet: {path: /readyz, port: {{ . }}}, periodSeconds: 1, failureThreshold: 180}
+startupProbe: {httpGet: {path: /healthz, port: {{ . }}}, periodSeconds: 1, failureThreshold: 180}
 livenessProbe: {httpGet: {path: /healthz, port: {{ . }}}, periodSeconds: 10, timeoutSeconds: 5}
+readinessProbe: {httpGet: {path: /readyz, port: {{ . }}}, periodSeconds: 2, timeoutSeconds: 2}
 {{- end }}
 
 {{/* A change of settings or of the chart's files replaces the pods that read them. */}}
