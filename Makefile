@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel sbom notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs e2e-llm reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel sbom notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs e2e-llm reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards e2e-alerts lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -173,8 +173,11 @@ e2e-jobs: setup  ## 100,000 items of a job beside 30 requests/s on real Tritons:
 e2e-assess: setup  ## an hour of load on two Tritons under a real Prometheus: what `trefoil assess` tells beside what is counted, and then served under exact (two hours; needs prometheus; ARGS='--minutes 3')
 	$(BIN)/python -m benchmarks.assess $(ARGS)
 
-e2e-dashboards: setup  ## five minutes of load under a real Prometheus: every panel and alert expression, a picture of each dashboard (needs prometheus, chromium, node, npm)
+e2e-dashboards: setup  ## five minutes of load under a real Prometheus: every panel and alert expression, a picture of each dashboard (needs prometheus, prometheus-redis-exporter, chromium, node, npm)
 	$(BIN)/python -m benchmarks.dashboards $(ARGS)
+
+e2e-alerts: setup  ## every alert under a real Prometheus, by a real fault: fires, clears (fifteen minutes; as root; needs prometheus, prometheus-redis-exporter, haproxy, gcc; ARGS='--only Redis')
+	$(BIN)/python -m benchmarks.alerts $(ARGS)
 
 reproduce: setup  ## all five papers in turn, every figure, five seeds (hours, kept run by run; PAPERS=clover: one; ARGS=--quick: all in ten minutes)
 	for paper in $(PAPERS); do $(BIN)/trefoil reproduce $$paper $(ARGS) || exit 1; done

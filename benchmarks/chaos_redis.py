@@ -7,6 +7,7 @@ relay that the services reach it by. What happens when keys are overwritten: tes
 
 import asyncio
 import json
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -62,21 +63,22 @@ def configured(
 
 @asynccontextmanager
 async def misconf(system: EchoSystem) -> AsyncIterator[None]:
-    """Its last save failed: no folder of that name can be replaced by a file."""
+    """Its last save failed: no folder of that name can be replaced by a file. Redis 7 lets nobody set another name."""
     client = connect(system)
     before = {}
     for name in ("dir", "dbfilename", "save"):
         found = await client.execute_command("CONFIG", "GET", name)
         before[name] = (next(iter(found.values())) if isinstance(found, dict) else found[1]).decode()
-    blocked = Path(before["dir"]) / "blocked.rdb"
+    blocked = Path(before["dir"]) / before["dbfilename"]
     (blocked / "in the way").mkdir(parents=True)
-    await config(system, dbfilename=blocked.name, save="3600 1", stop_writes_on_bgsave_error="yes")
+    await config(system, save="3600 1", stop_writes_on_bgsave_error="yes")
     with suppress(redis.RedisError):
         await client.bgsave()
     try:
         yield
     finally:
-        await config(system, dbfilename=before["dbfilename"], save=before["save"])
+        await config(system, save=before["save"])
+        shutil.rmtree(blocked)
 
 
 @asynccontextmanager

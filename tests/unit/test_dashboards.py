@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.alerts import shortened
+from benchmarks.alerts_faults import WORLDS
+
 ROOT = Path(__file__).parents[2]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
 SCRAPED = {"job", "instance", "simulated", "worker", "cluster"}
@@ -103,6 +106,23 @@ def test_each_alert_is_tried_and_explained():
     for alert in alerts():
         assert alert["alert"] in fires_then_clears | {"TrefoilWatchdog"}  # which never clears
         assert f"| `{alert['alert']}` |" in page
+
+
+def test_each_alert_has_a_fault_that_is_played():
+    """`make e2e-alerts` waits until it fires and clears."""
+    faults = [fault for _, lanes in WORLDS for lane in lanes for fault in lane]
+    assert {name for fault in faults for name in fault.alerts} == {alert["alert"] for alert in alerts()}
+    assert all(fault.afterwards <= fault.alerts.keys() for fault in faults)
+
+
+def test_rules_of_a_played_fault_are_shorter_and_else_the_same():
+    found = {rule["alert"]: (rule, shortened(rule)) for rule in alerts()}
+    assert found["TrefoilCarbonUnknown"][1] == found["TrefoilCarbonUnknown"][0] | {"for": "60000ms"}
+    assert found["TrefoilNoLeader"][1]["for"] == "500ms"
+    before, after = found["TrefoilGpuError"]
+    assert before["expr"].replace("[15m]", "[15s]").replace("offset 15m", "offset 15s") == after["expr"]
+    (rule,) = (rule for rule in rules() if rule.get("record") == "trefoil:token_slo_miss:ratio_rate5m")
+    assert shortened(rule)["expr"] == rule["expr"].replace("[5m]", "[10s]")
 
 
 def followed(looks: list[tuple[str, bool]]) -> Iterator[tuple[tuple[str, bool], bool]]:
