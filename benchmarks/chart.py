@@ -45,7 +45,9 @@ SETS: Final[dict[str, tuple[str, ...]]] = {
         "models.hostPath=/srv/models", "imagePullSecrets[0].name=registry", "gpu.tolerations[0].operator=Exists",
     ),
     "Redis of one's own": ("redis.url=rediss://redis.example:6379/0",),
-    "cert-manager": ("secrets=cert-manager", "prometheus.serviceMonitor=true", "prometheus.rules=true"),
+    "cert-manager": (
+        "secrets=cert-manager", "prometheus.serviceMonitor=true", "prometheus.rules=true", "prometheus.redis=true",
+    ),
     "given secrets, dashboards": ("secrets=given", "prometheus.dashboards=true", "networkPolicies.enabled=false"),
     "a Gateway instead of HAProxy": ("haproxy.enabled=false", "grpcRoute.enabled=true", "grpcRoute.gateway=public"),
 }  # fmt: skip

@@ -60,10 +60,12 @@ SECRETS: Final[Mapping[str, tuple[str, set[str]]]] = {
     "key of plans": ("/run/trefoil-controller/plan.key", {"controller", "agent"}),
     "key of routes": ("/run/trefoil-dispatcher/routes.key", {*DISPATCHERS}),
     "password of Redis": ("/run/trefoil-authority/redis_password", {*CONTROL, "agent", "redis"}),
+    "password of Redis' metrics": ("/run/trefoil-authority/metrics_password", {"redis", "redis_exporter"}),
     "password of Grafana": ("/run/trefoil-grafana/password", set()),
     "private key: authority": ("/run/trefoil-authority/ca.key", set()),
     "private key: control": ("/run/trefoil/tls.key", {*CONTROL}),
     "private key: Redis": ("/run/trefoil-redis/tls.key", {"redis"}),
+    "private key: exporter": ("/run/trefoil-redis_exporter/tls.key", {"redis_exporter"}),
     "private key: agent": ("/run/trefoil-agent/tls.key", {"agent"}),
     "private key: Tritons": ("/run/trefoil-agent/tritons.key", {"agent", "node"}),
 }
