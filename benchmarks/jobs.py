@@ -10,12 +10,12 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.jobs_rules import CRUMB_H, RULES, Amounts, Rule
 from benchmarks.jobs_world import (
     DATA,
     FAMILY,
@@ -32,9 +32,11 @@ from benchmarks.jobs_world import (
     wake_j,
     world,
 )
+from controller.jobs.core import rules
+from controller.jobs.core.rules import CarbonScaler, Rule
 from controller.planners.exact.milp import Limits, Program
 from trefoil.cli.demo.results import git_commit, machine
-from trefoil.core.jobs.planned import PendingJob
+from trefoil.core.jobs.planned import PendingJob, Slot
 from trefoil.core.units import HOUR_S, grams
 from trefoil.runtime.clock import WallClock
 
@@ -44,6 +46,11 @@ MIDDLE: Final = (0.3, 12)
 MOVED_J: Final = 1.0  # an item of 150 kB there, its result back: 0.002 kWh a GB, an assumption
 LOOK_H: Final = 24
 BLOCK_H, EVERY_H = 14 * 24, 91 * 24  # a fortnight of each quarter
+CRUMB_H: Final = 1e-3  # device hours: what rounding to items may add up to
+RULES: Final[Mapping[str, Callable[[], Rule]]] = {
+    **rules.RULES,
+    "carbon_scaler_j": lambda: CarbonScaler(joules=True),
+}
 WITHIN_PCT: Final = 8.0  # aim: the mean distance to perfect knowledge
 OUT: Final = Path("out/bench/jobs.json")
 
@@ -112,18 +119,29 @@ def play(
                 zones = (one.zone, *(other.zone for other in worlds if other is not one))
                 known += one.expected(hour, min(last, arrive), deadline_h, zones, moved_j)
         slots = [s for f in fleets.values() for s in f.world.slots(hour, max(1, last - hour), f.woken, knows)]
-        _run(jobs, fleets, waiting, rule(known, slots, hour * HOUR_S) if jobs else {}, hour, played)
+        _run(jobs, fleets, waiting, _now(rule, known, slots, hour * HOUR_S) if jobs else {}, hour, played)
         for fleet in fleets.values():
             fleet.end(hour, played)
     played.late_h += sum(job.items_left for job in jobs.values()) * item().device_s / HOUR_S
     return played
 
 
+def _now(
+    rule: Rule, jobs: Sequence[PendingJob], slots: Sequence[Slot], now_s: float
+) -> Mapping[tuple[str, str], float]:
+    """Items that a rule runs in the slots that have begun, by (job, zone)."""
+    found = Counter[tuple[str, str]]()
+    for one in rule(jobs, slots, now_s).portions:
+        if one.starts_at_s <= now_s:
+            found[one.job_id, one.zone] += one.items  # type: ignore[assignment]
+    return found
+
+
 def _run(
     jobs: dict[str, PendingJob],
     fleets: Mapping[str, _Fleet],
     waiting: Sequence[PendingJob],
-    wanted: Amounts,
+    wanted: Mapping[tuple[str, str], float],
     hour: int,
     played: Played,
 ) -> None:

@@ -6,23 +6,19 @@ idle; where no plan can be made the last one stays, until dispatchers find it to
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
-from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
-from controller.jobs.core.planning import plan_jobs
-from controller.jobs.core.slots import devices_needed, load_ahead, slots_of
+from controller.jobs.core.hours import SLOT_S, plan_hours
 from controller.observe.core.observation import LatestInputs
 from controller.planners.exact.milp import CpuLimitHit, NothingFound
 from controller.role.leadership import Leadership
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
-from trefoil.core.jobs.planned import FlexibleDemand, OpenJobs, PlannedJobs, Shortage, Slot, planned_jobs
-from trefoil.core.units import HOUR_S
+from trefoil.core.jobs.planned import OpenJobs
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put
 from trefoil.runtime.state import State
@@ -32,8 +28,6 @@ LOG = structlog.get_logger()
 LOOK_S: Final = 1.0
 PERIOD_S: Final = 60.0
 STALE_S: Final = 300.0  # without a plan, after which nothing is kept awake for jobs
-SLOT_S: Final = HOUR_S
-HORIZON_MIN_S, HORIZON_MAX_S = 6 * HOUR_S, 48 * HOUR_S
 OPEN_TTL_S: Final = 60.0  # of the records: dispatcher/jobs/planned_hours.py
 
 
@@ -98,7 +92,9 @@ class JobsPlanning:
         )  # a failure is tried again in PERIOD_S
         ahead_s, view = self._clock.calendar_ahead_s(), self._view()
         try:
-            plan, flexible, wrong = await asyncio.to_thread(_plan, view, found, ahead_s, self._next_revision(epoch))
+            plan, flexible, wrong = await asyncio.to_thread(
+                plan_hours, view, found, ahead_s, self._next_revision(epoch)
+            )
         except (CpuLimitHit, NothingFound) as error:
             LOG.warning("no plan of jobs: the last one stays", why=str(error))
             return
@@ -125,35 +121,3 @@ class JobsPlanning:
                 why = f"epoch {told.epoch}, its jobs are owned under {epoch}"
                 self._inputs.set_aside.note(key, "value", why, self._clock.now_s())
         return sorted(found, key=lambda told: told.folder)
-
-
-def _plan(
-    view: PlanView, found: Sequence[OpenJobs], ahead_s: float, revision: Revision
-) -> tuple[PlannedJobs, tuple[FlexibleDemand, ...], list[tuple[str, str]]]:
-    """Plan open jobs in calendar time; `ahead_s`: what the view's time lacks to be that.
-
-    Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep are
-    planned with, too: those jobs run at once, and the planner of slices wakes what they need in this slot.
-    """
-    now_s = view.now_s + ahead_s
-    latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
-    until_s = view.now_s + min(HORIZON_MAX_S, max(HORIZON_MIN_S, latest_s - now_s + SLOT_S))
-    every = [_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))]
-    slots = [replace(slot, pools=tuple(pool for pool in slot.pools if not pool.idle_w)) for slot in every]
-    families = {cost.family for slot in slots for pool in slot.pools for cost in pool.costs}
-    jobs, wrong = pending_jobs(found, families, view.carbon.series.zone, now_s)
-    plan = waking = plan_jobs(jobs, slots, now_s)
-    if any(one.short_of == Shortage.CAPACITY for one in plan.prospects):
-        waking = plan_jobs(jobs, every, now_s)
-    carbon = {slot.carbon.starts_at_s: slot.carbon.p50_g_per_kwh for slot in slots}
-    items = {job.job_id: job.items_left for job in jobs}
-    devices = devices_needed(every, waking.portions, now_s)
-    flexible = tuple(replace(one, devices=devices) for one in waking.now)
-    return planned_jobs(plan, revision, items, carbon, unplanned_grams(jobs, slots, now_s)), flexible, wrong
-
-
-def _in_calendar(slot: Slot, ahead_s: float) -> Slot:
-    carbon = slot.carbon
-    return replace(
-        slot, carbon=replace(carbon, starts_at_s=carbon.starts_at_s + ahead_s, ends_at_s=carbon.ends_at_s + ahead_s)
-    )

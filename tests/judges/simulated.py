@@ -21,9 +21,14 @@ FOLDER: Final = ROOT / "benchmarks" / "scenarios"
 SCENARIOS: Final = sorted(path.stem for path in FOLDER.glob("*.toml"))
 DEMOS: Final = sorted(path.name for path in (ROOT / "deploy" / "config").glob("demo*.toml"))
 SEEDS: Final = (1, 2)
-SHORTER: Final = {"clover_fleet": "duration_s=100", "digits": "duration_s=300", "year_fluid": "hours=12"}
+SHORTER: Final = {
+    "clover_fleet": "duration_s=100",
+    "digits": "duration_s=300",
+    "jobs": "hours=28",
+    "year_fluid": "hours=12",
+}
 """Whole, these take from 15 s to hours of CPU."""
-PLANNED: Final[Mapping[str, Mapping[str, Any]]] = {"year_fluid": {"hours": 1}}
+PLANNED: Final[Mapping[str, Mapping[str, Any]]] = {"jobs": {"hours": 1, "jobs": []}, "year_fluid": {"hours": 1}}
 PLANNED_S: Final = {"duration_s": 20.0}
 SLOW: Final = {"clover_fleet": ("exact",), "digits": ("exact", "clover", "random"), "year_fluid": ("exact",)}
 """Scenarios on which not every policy decides, and those that do."""

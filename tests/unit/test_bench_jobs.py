@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.jobs import distance_pct, missed, perfect, play
-from benchmarks.jobs_rules import RULES
+from benchmarks.jobs import RULES, distance_pct, missed, perfect, play
 from benchmarks.jobs_world import LEADS, World, cleanest_third
 
 HOURS = 48

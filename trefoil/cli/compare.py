@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trefoil.cli.output import AsJson, console, print_json, ticking
+from trefoil.core.errors import SettingError
 from trefoil.runtime.config import parse_pairs
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ def compare(
             help="Policies by commas, POLICY@PRESET for a preset; compared with the first. all: those that apply."
         ),
     ] = "all",
+    rules: Annotated[
+        str,
+        typer.Option(
+            help="Compare rules of jobs by commas instead, under one policy: at_once,evenly,wait_awhile,carbon_scaler,"
+            "planned; or all."
+        ),
+    ] = "",
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=A,B", help="Values of a setting; each combination of them is a case."),
@@ -33,11 +41,19 @@ def compare(
     """Compare policies: equal arrivals and carbon for each; savings with attainment and accuracy."""
     with ticking(quiet=as_json) as say:
         from trefoil.comparison.runs import compare as compare_policies
-        from trefoil.comparison.runs import split_values
+        from trefoil.comparison.runs import compare_rules, split_values
+        from trefoil.simulator.scenario.schema import Scenario
 
         values = {key: split_values(text) for key, text in parse_pairs("--set", sets or ()).items()}
-        named = [name.strip() for name in policies.split(",") if name.strip()]
-        found = compare_policies(scenario, named, values, seeds, jobs, say)
+        named, compared = ([name.strip() for name in text.split(",") if name.strip()] for text in (policies, rules))
+        if compared and len(named) > 1:
+            remedy = "name one policy with --rules, or the policies alone"
+            raise SettingError("rules are compared under one policy", field="--policies", value=policies, remedy=remedy)
+        if compared:
+            loaded = Scenario.load(scenario, {} if named == ["all"] else {"policy": named[0]})
+            found = compare_rules(loaded, compared, values, seeds, jobs, say)
+        else:
+            found = compare_policies(scenario, named, values, seeds, jobs, say)
     show_comparison(found, out, as_json)
 
 

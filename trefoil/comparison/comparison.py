@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from trefoil.comparison.saving import RunOutcome, no_percent, saving_pct, summary
 from trefoil.core.demand import TokenTimes
-from trefoil.core.objective import FamilyOutcome, TokenSlo, no_saving
+from trefoil.core.objective import WORK_TOLERANCE, FamilyOutcome, TokenSlo, no_saving
 from trefoil.core.policies import policy, split_preset
 
 PANELS: Final = (
@@ -24,11 +24,18 @@ PANELS: Final = (
     ("accuracy", 1.0, "accuracy"),
 )
 MISSED_COLOUR: Final = "#d64545"
-COMPARED: Final = {"policy": ("policy", "policies"), "carbon.forecast": ("forecast", "forecasts")}
+COMPARED: Final = {
+    "policy": ("policy", "policies"),
+    "carbon.forecast": ("forecast", "forecasts"),
+    "jobs_rule": ("rule", "rules"),
+}
 """Settings in which rows may differ, and what to call their values."""
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
 EXPLORED: Final = ("objective", "evaluations", "exploration_s")
 """Of policies with CLOVER's objective f, or that measure candidates: f [%], how many, and for how long."""
+
+JOBS: Final = ("jobs.grams", "jobs.interactive_grams", "jobs.done", "jobs.late")
+"""Of scenarios with jobs: grams of their items and all others, how many are done, and how many late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Row:
 
         NaN where a seed has none.
         """
-        found = [self._of(run, family)[name] for run in self.runs]
+        found = [value_of(self._of(run, family), name) for run in self.runs]
         return summary([math.nan if value is None else float(value) for value in found])
 
     def mean(self, name: str, family: str = "") -> float:
@@ -94,9 +101,13 @@ class Row:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """What it misses in the mean of the seeds, of any family: "SLO", "floor"."""
+        """What it misses in the mean of the seeds, of any family: "SLO", "floor"; or "deadlines", of any job."""
         late, poor = (any(getattr(one, what) for one in self.outcomes) for what in ("slo_missed", "floor_missed"))
-        return ("SLO",) * late + ("floor",) * poor
+        return ("SLO",) * late + ("floor",) * poor + ("deadlines",) * (self.jobs("late") > 0)
+
+    def jobs(self, name: str) -> float:
+        """Mean of a number of its jobs over the seeds; 0 where there are none."""
+        return self.mean(f"jobs.{name}") if "jobs" in self.runs[0].summary else 0.0
 
     def missed_seeds(self, what: str) -> list[int]:
         """Seeds under which the "SLO" or the "floor" was missed."""
@@ -106,6 +117,12 @@ class Row:
     def _of(run: Run, family: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = run.summary["families"][family] if family else run.summary
         return found
+
+
+def value_of(numbers: Mapping[str, Any], name: str) -> Any:
+    """Number of a summary by its name, or by the name of its part and its own: `jobs.late`."""
+    part, _, own = name.rpartition(".")
+    return numbers[part][own] if part else numbers[name]
 
 
 def _known_mean(values: Iterable[float | None]) -> float | None:
@@ -149,7 +166,8 @@ class Case:
     def averaged(self) -> tuple[str, ...]:
         """Numbers that are averaged over seeds: those of all policies, and of `EXPLORED` those that a run here has."""
         runs = [run for row in self.rows for run in row.runs]
-        return (*AVERAGED, *(name for name in EXPLORED if any(run.summary.get(name) for run in runs)))
+        explored = (name for name in EXPLORED if any(run.summary.get(name) for run in runs))
+        return (*AVERAGED, *explored, *(JOBS if any("jobs" in run.summary for run in runs) else ()))
 
     @property
     def label(self) -> str:
@@ -174,7 +192,8 @@ class Case:
             return None
         accuracy = row.mean("accuracy") - first.mean("accuracy")
         attainment = row.mean("slo_attainment") - first.mean("slo_attainment")
-        if why := no_saving(row.outcomes, first.outcomes, priced=self.price_g is not None):
+        why = no_saving(row.outcomes, first.outcomes, priced=self.price_g is not None) or _unequal_jobs(row, first)
+        if why:
             return Saving(None, None, accuracy, attainment, why, first.missed)
         pairs = [(ours.outcome, theirs.outcome) for ours, theirs in zip(row.runs, first.runs, strict=True)]
         price_g = self.price_g or 0.0
@@ -198,6 +217,16 @@ class Case:
             return None
         price_g, accuracy = self.price_g or 0.0, subject.mean("accuracy")
         return min(fair, key=lambda row: row.mean("grams_per_request") + price_g * (accuracy - row.mean("accuracy")))
+
+
+def _unequal_jobs(row: Row, first: Row) -> str:
+    """Why the jobs of a row have saved nothing: they are late, or did other work; "" where neither is so."""
+    if late := row.jobs("late"):
+        return f"{late:g} of {row.jobs('jobs'):g} jobs are late"
+    mine, other = row.jobs("answered"), first.jobs("answered")
+    if abs(mine - other) > WORK_TOLERANCE * other:
+        return f"unequal work: {mine:,.0f} items of jobs answered against {other:,.0f}"
+    return ""
 
 
 def subject_of(names: Iterable[str]) -> str:
@@ -312,7 +341,7 @@ class Comparison:
                 "arrivals": run.arrivals,
                 "arrived": run.summary["arrived"],
                 "answered": run.summary["answered"],
-                **{name: run.summary[name] for name in case.averaged},
+                **{name: value_of(run.summary, name) for name in case.averaged},
                 "slo_missed": run.summary["slo_missed"],
                 "floor_missed": run.summary["floor_missed"],
                 **self._savings_of(case, row, run),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from trefoil.comparison.comparison import COMPARED, EXPLORED, Case, Comparison, Row
+from trefoil.comparison.comparison import COMPARED, EXPLORED, JOBS, Case, Comparison, Row
 from trefoil.core.policies import POLICIES, policy, split_preset
 from trefoil.simulator.report.result import json_safe
 from trefoil.tables import Grid
@@ -32,6 +32,10 @@ COLUMNS: Final[Mapping[str, tuple[str, float, str]]] = {
     "objective": ("f, %", 1.0, ".1f"),
     "evaluations": ("evaluations", 1.0, ".0f"),
     "exploration_s": ("exploring, s", 1.0, ".0f"),
+    "jobs.grams": ("g of jobs", 1.0, ".4g"),
+    "jobs.interactive_grams": ("g of all else", 1.0, ".4g"),
+    "jobs.done": ("jobs done", 1.0, ".4g"),
+    "jobs.late": ("jobs late", 1.0, ".4g"),
 }
 """Title, factor and format of each averaged number."""
 
@@ -74,7 +78,17 @@ def case_caption(found: Comparison, case: Case) -> str:
     traces = "".join(f"\n{line}" for line in case.traces)
     weighed = f"; f at lambda {case.lambda_weight:g} against base" if "objective" in case.averaged else ""
     equal = f"equal load: {arrived:,} arrivals each, digest {digests}{traces}"
-    return f"{headline(found, case)}{equal}\n{price}; {draws}{weighed}{profiles}{left_out}"
+    return f"{headline(found, case)}{equal}\n{price}; {draws}{weighed}{_jobs_text(case)}{profiles}{left_out}"
+
+
+def _jobs_text(case: Case) -> str:
+    """Line about the jobs, whose grams are in those per request."""
+    first = case.rows[0]
+    if not (count := first.jobs("jobs")):
+        return ""
+    return (
+        f"\njobs: {count:g} with {first.jobs('items'):,.0f} items; their grams are of active joules, and in mg/request"
+    )
 
 
 def headline(found: Comparison, case: Case) -> str:
@@ -126,6 +140,8 @@ def _numbers(case: Case, row: Row, family: str) -> tuple[str, ...]:
 def _number(row: Row, name: str, family: str) -> str:
     if name in EXPLORED and (family or not any(run.summary.get(name) for run in row.runs)):
         return "-"
+    if name in JOBS and family:
+        return "-"
     return _spread_text(row.spread(name, family), *COLUMNS[name][1:])
 
 
@@ -146,6 +162,8 @@ def missed_text(row: Row) -> str:
             parts.append(mean if len(row.runs) == 1 else f"{mean} ({len(seeds)} of {len(row.runs)} seeds)")
             why = POLICIES[row.name].misses if what == "SLO" and row.name in POLICIES else ""
             parts[-1] += f": {why}" if why else ""
+    if late := row.jobs("late"):
+        parts.append(f"deadlines: {late:g} of {row.jobs('jobs'):g} jobs are late")
     return ", ".join(parts) or "-"
 
 

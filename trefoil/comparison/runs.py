@@ -30,7 +30,8 @@ ALL: Final = "all"
 FORECASTS: Final = ("none", "persistence", "climatology", "blend", "perfect")
 FLOOR_STEP: Final = 0.001  # of the floors that price accuracy between forecasts, whose accuracies differ little
 PERFECT_MIN_PCT: Final = 0.05  # saving of a perfect forecast: shares of less are noise
-OWN: Final = {"policy": "--policies", "seed": "--seeds"}
+RULES: Final = ("at_once", "evenly", "wait_awhile", "carbon_scaler", "planned")
+OWN: Final = {"policy": "--policies", "seed": "--seeds", "jobs_rule": "--rules"}
 """Settings that a comparison gives itself, by the option for them."""
 CLOSING: Final = {"[": "]", "{": "}"}
 
@@ -130,7 +131,7 @@ def compare(
     """
     every = tuple(policies) == (ALL,)
     policies = tuple(TABLE) if every else tuple(policies)
-    _check(policies, values or {}, seeds)
+    _check(policies, values or {}, seeds, setting)
     varied = {key: tuple(given) for key, given in (values or {}).items()}
     planned = [_plan(scenario, (setting, policies), chosen, varied, seeds, every) for chosen in _combinations(varied)]
     cases = play(planned, jobs, say)
@@ -183,6 +184,25 @@ def compare_forecasts(
     return found, tuple(notes)
 
 
+def compare_rules(
+    scenario: Scenario,
+    rules: Sequence[str],
+    values: Mapping[str, Sequence[Any]],
+    seeds: int = 1,
+    jobs: int = 0,
+    say: Callable[[str], None] = lambda _text: None,
+) -> Comparison:
+    """Compare rules of jobs under the scenario's policy; ("all",): all of them, `at_once` first.
+
+    Raises:
+        errors.TrefoilError: names field, value and remedy.
+    """
+    if not scenario.jobs:
+        remedy = "add [[jobs]] to the scenario, or take one that has them: jobs"
+        raise SettingError("the scenario has no jobs", field="--rules", value=",".join(rules), remedy=remedy)
+    return compare(scenario, RULES if tuple(rules) == (ALL,) else rules, values, seeds, jobs, say, "jobs_rule")
+
+
 def split_values(text: str) -> tuple[str, ...]:
     """Values between the commas of `--set KEY=a,b`; a comma inside [...], {...} or double quotes parts nothing.
 
@@ -220,14 +240,17 @@ def arrivals_digest(scenario: Scenario) -> str:
     return digest.hexdigest()[:12]
 
 
-def _check(policies: Sequence[str], values: Mapping[str, Sequence[Any]], seeds: int) -> None:
+def _check(policies: Sequence[str], values: Mapping[str, Sequence[Any]], seeds: int, setting: str) -> None:
     if len(policies) < 2 or len(set(policies)) < len(policies):
-        remedy = "name two or more, each once, e.g. base,static_mix,exact"
-        raise SettingError("nothing to compare", field="--policies", value=",".join(policies), remedy=remedy)
+        example = ",".join(POLICIES if setting == "policy" else RULES)
+        raise SettingError(
+            "nothing to compare", field=OWN.get(setting, setting), value=",".join(policies),
+            remedy=f"name two or more, each once, e.g. {example}",
+        )  # fmt: skip
     if seeds < 1:
         raise SettingError("no runs", field="--seeds", value=seeds, remedy="1 or more")
     for key, given in values.items():
-        if key in OWN:
+        if key in OWN and key in (setting, "policy", "seed"):
             raise SettingError("is given by the comparison", field=key, remedy=f"say it with {OWN[key]}")
         if not given:
             raise SettingError("no values", field=key, remedy="give one or more")

@@ -8,6 +8,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,6 +25,7 @@ from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
 from controller.observe.core.triggers import Trigger
 from controller.observe.forecast_model import open_network
+from controller.planners.exact.milp import CpuLimitHit, NothingFound
 from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
 from controller.rollout.core.executor import RolloutExecutor
@@ -49,6 +51,7 @@ from trefoil.simulator.books.ledger import Ledger, SimulatedMeter
 from trefoil.simulator.engines.engine import Engine, Flow, StreamTerms
 from trefoil.simulator.engines.fluid import FluidEngine
 from trefoil.simulator.engines.hardware import Hardware
+from trefoil.simulator.engines.jobs import JobsEngine
 from trefoil.simulator.engines.request_engine import RequestEngine
 from trefoil.simulator.engines.shared_fluid import SharedFluidEngine
 from trefoil.simulator.scenario.arrivals import ArrivalSource
@@ -112,6 +115,7 @@ class Simulation(NullPorts):
         self._start_cores(SavedState(dict(inputs.objectives), [], acts, ExplorationTotals(), max_watts=cap))
         self.routes = {f: Route(f, "fifo", "fifo") for f in inputs.objectives}
         self.engines: tuple[Engine, ...] = engines_for(inputs, self.now_s)
+        self.jobs = JobsEngine(inputs)
         self.records: list[DecisionRecord] = []
         self.keep_records = keep_records
         self._published: tuple[Route, ...] = ()
@@ -194,20 +198,28 @@ class Simulation(NullPorts):
             self._continue_rollout()
         if self.now_s >= self._carbon_at_s - EPSILON_S:
             self._read_carbon()
+        if self.jobs.is_due(self.now_s):
+            self._plan_jobs()
         if self.now_s >= self._tick_at_s - EPSILON_S:
             self._tick()
 
     def _next_s(self) -> float:
         zero = 0.0 if self.now_s < -EPSILON_S else math.inf  # what is counted begins there
         found = min(self._tick_at_s, self._carbon_at_s, self.hardware.next_s(), self._rolling_due_s, zero)
-        return max(self.now_s, found)
+        return max(self.now_s, min(found, self.jobs.next_s(self.now_s)))
+
+    def _plan_jobs(self) -> None:
+        """Plan the hours of jobs; where the solver gives up, the last plan stays, as it does live."""
+        with suppress(CpuLimitHit, NothingFound):
+            self.observation.inputs.flexible = self.jobs.plan(self.view())
 
     def _serve_until(self, to_s: float) -> None:
         """Serve and draw until then; nothing else happens on the way."""
         dt_s = to_s - self.now_s
         if dt_s > 0:
             found = {family: one for engine in self.engines for family, one in engine.serve(to_s).items()}
-            drawn = self.hardware.book_energy(dt_s, found)
+            items = self.jobs.serve(self.now_s, to_s, found, self.hardware, self.ledger.intensity)
+            drawn = self.hardware.book_energy(dt_s, {**found, **items})
             self.ledger.add(self.now_s, to_s, found, drawn, self.rolling, self.hardware.cores)
             for family, one in found.items():
                 self._reported[family].append(one)

@@ -5,11 +5,11 @@ others are not planned; a job that is not planned runs whenever slices are idle.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from controller.jobs.core.program import Option, lots_of
+from controller.jobs.core.program import lots_of
+from controller.jobs.core.rules import at_once, evenly
 from trefoil.core.jobs.planned import OpenJob, OpenJobs, PendingJob, Slot
 from trefoil.core.outside.ranges import YEAR_S
 
@@ -55,37 +55,12 @@ def _fault(one: OpenJob, now_s: float) -> str:
 
 
 def unplanned_grams(jobs: Sequence[PendingJob], slots: Sequence[Slot], now_s: float) -> dict[str, tuple[float, float]]:
-    """Grams of each job if its items ran at once, and evenly until its deadline; the earliest deadline goes first.
-
-    Items take the cheapest pool of a slot first. What has no room before the deadline costs as the last slot does.
-    """
-    by_rule = []
-    for evenly in (False, True):
-        free_s = {
-            (slot.zone, pool.name, at_s): pool.free_s if at_s <= now_s else pool.sure_s
-            for slot, at_s in ((slot, slot.carbon.starts_at_s) for slot in slots)
-            for pool in slot.pools
-        }
-        by_rule.append({job.job_id: _played(job, slots, now_s, free_s, evenly) for job in jobs})
-    at_once, even = by_rule
-    return {job.job_id: (at_once[job.job_id], even[job.job_id]) for job in jobs}
-
-
-def _played(
-    job: PendingJob, slots: Sequence[Slot], now_s: float, free_s: dict[tuple[str, str, float], float], evenly: bool
-) -> float:
-    by_slot: dict[float, list[Option]] = defaultdict(list)
-    for lot in lots_of([job], slots, now_s):
-        for option in lot.options:
-            by_slot[option.slot.carbon.starts_at_s].append(option)
-    left, grams, last_g = float(job.items_left), 0.0, 0.0
-    for starts_s, options in sorted(by_slot.items()):
-        until_s = max(job.complete_by_s, options[0].slot.carbon.ends_at_s)
-        length_s = options[0].slot.carbon.ends_at_s - max(starts_s, now_s)
-        wanted = left * min(1.0, length_s / (until_s - max(starts_s, now_s))) if evenly else left
-        for option in sorted(options, key=lambda one: one.whole_g):
-            items = min(wanted, free_s[option.place] / option.cost.device_s)
-            free_s[option.place] -= items * option.cost.device_s
-            left, wanted, grams = left - items, wanted - items, grams + items * option.whole_g
-            last_g = option.whole_g
-    return grams + left * last_g
+    """Grams of each job if its items ran at once, and evenly until its deadline. What has no room costs as the last
+    slot does."""
+    options = {job.job_id: lot.options for lot in lots_of(jobs, slots, now_s) for job in lot.jobs}
+    last_g = {name: max((one.place[2], one.whole_g) for one in each)[1] for name, each in options.items() if each}
+    by_rule = [
+        {one.job_id: one.grams + one.items_unplaced * last_g.get(one.job_id, 0.0) for one in plan.prospects}
+        for plan in (at_once(jobs, slots, now_s), evenly(jobs, slots, now_s))
+    ]
+    return {job.job_id: (by_rule[0][job.job_id], by_rule[1][job.job_id]) for job in jobs}

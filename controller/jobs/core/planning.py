@@ -8,11 +8,11 @@ deadline first.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
-from controller.jobs.core.program import Division, JobsProgram, lots_of
+from controller.jobs.core.program import Division, JobsProgram, Lot, lots_of
 from trefoil.core import errors
 from trefoil.core.jobs.planned import FlexibleDemand, JobsPlan, PendingJob, Portion, Prospect, Shortage, Slot
 from trefoil.core.units import format_minute
@@ -39,20 +39,37 @@ def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -
     wanted = [job for job in wanted if job.arrives_at_s <= now_s]
     lots = lots_of(wanted, slots, now_s)
     shares = _portions(found := _divided(wanted, expected, slots, now_s))
-    until_s = max((slot.carbon.ends_at_s for slot in slots), default=now_s)
-    without = {job.job_id: lot.short_of for lot in lots if not lot.options for job in lot.jobs}
-    prospects = tuple(
-        _prospect(job, shares.get(job.job_id, []), without.get(job.job_id, Shortage.NONE), until_s) for job in wanted
-    )
-    portions = tuple(one for job in wanted for one in shares.get(job.job_id, []))
-    begun = {slot.zone: slot.carbon.starts_at_s for slot in slots if slot.carbon.starts_at_s <= now_s}
+    plan = plan_of(wanted, lots, shares, slots, now_s)
+    begun = _begun(slots, now_s)
     woken = {
         (zone, pool): math.ceil(devices - CRUMB)
         for (zone, pool, starts_at_s), devices in found.woken.items()
         if starts_at_s == begun.get(zone) and devices > CRUMB
     }
-    now = _demand_now({job.job_id: job for job in wanted}, portions, begun)
-    return JobsPlan(now_s, until_s, portions, prospects, now, woken, sum(one.grams for one in portions))
+    return replace(plan, woken=woken)
+
+
+def plan_of(
+    jobs: Sequence[PendingJob],
+    lots: Sequence[Lot],
+    shares: Mapping[str, Sequence[Portion]],
+    slots: Sequence[Slot],
+    now_s: float,
+) -> JobsPlan:
+    """Plan of jobs that have these portions, by job, in the order of time; with each job's prospect."""
+    until_s = max((slot.carbon.ends_at_s for slot in slots), default=now_s)
+    without = {job.job_id: lot.short_of for lot in lots if not lot.options for job in lot.jobs}
+    prospects = tuple(
+        _prospect(job, shares.get(job.job_id, []), without.get(job.job_id, Shortage.NONE), until_s) for job in jobs
+    )
+    portions = tuple(one for job in jobs for one in shares.get(job.job_id, []))
+    now = _demand_now({job.job_id: job for job in jobs}, portions, _begun(slots, now_s))
+    return JobsPlan(now_s, until_s, portions, prospects, now, grams=sum(one.grams for one in portions))
+
+
+def _begun(slots: Sequence[Slot], now_s: float) -> dict[str, float]:
+    """Start of the slot of each zone that has begun."""
+    return {slot.zone: slot.carbon.starts_at_s for slot in slots if slot.carbon.starts_at_s <= now_s}
 
 
 def _divided(here: list[PendingJob], expected: list[PendingJob], slots: Sequence[Slot], now_s: float) -> Division:

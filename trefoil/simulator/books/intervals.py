@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram, build
 from trefoil.core.units import MS_PER_S
 
 Counts = npt.NDArray[np.float64]
+JOBS: Final = ""
+"""Name of jobs among the families that compute on a device."""
 
 
 class Answers(NamedTuple):

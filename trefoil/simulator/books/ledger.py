@@ -2,7 +2,8 @@
 
 Grams: every interval's counter x the intensity of the device's zone then x PUE, from time zero on; idle, sleep and
 moves included. A device's energy belongs to the families that computed on it in the interval, in proportion; where none
-did, to all alike (core/accounting.by_family).
+did, to all alike (core/accounting.by_family). Active joules of items of jobs are apart; idle, sleep and moves are the
+families'.
 """
 
 import math
@@ -18,7 +19,7 @@ from controller.loop.core.ports import TakenDecision
 from controller.observe.core.triggers import Trigger
 from trefoil.core.fleet import DeviceKind
 from trefoil.core.units import grams
-from trefoil.simulator.books.intervals import Interval, quantile_ms
+from trefoil.simulator.books.intervals import JOBS, Interval, quantile_ms
 from trefoil.simulator.engines.hardware import DrawnEnergy, Hardware
 from trefoil.simulator.scenario.inputs import Inputs
 
@@ -57,6 +58,7 @@ class _IntervalCost:
     total: Cost = field(default_factory=Cost)
     by_zone: defaultdict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
     active_j: float = 0.0
+    jobs: Cost = field(default_factory=Cost)
 
 
 class Ledger:
@@ -69,6 +71,7 @@ class Ledger:
         self.total = {f: Interval(0.0, 0.0) for f in self._families}
         self.cost = {f: Cost() for f in self._families}
         self.by_zone = {zone: Cost() for zone in inputs.carbon}
+        self.jobs = Cost()
         self.active_j = self.rolling_j = self.rolling_s = self.core_s = 0.0
         self._cpus = any(device.type.kind == DeviceKind.CPU for device in inputs.devices)
         self.halted = 0
@@ -103,6 +106,7 @@ class Ledger:
         for zone, here in cost.by_zone.items():
             self.by_zone[zone].add(here.joules, here.grams)
         self.active_j += cost.active_j
+        self.jobs.add(cost.jobs.joules, cost.jobs.grams)
         self.core_s += cores * (to_s - from_s)
         if rolling:
             self.rolling_j += total.joules
@@ -122,11 +126,16 @@ class Ledger:
             joules = one.counter_j
             co2 = grams(joules, self.intensity[one.zone], self._pue)
             cost.total.add(joules, co2)
-            shares = one.by_family if one.active_j > 0 else alike
+            cost.by_zone[one.zone].add(joules, co2)
+            if items_j := one.by_family.get(JOBS, 0.0):
+                items_g = grams(items_j, self.intensity[one.zone], self._pue)
+                cost.jobs.add(items_j, items_g)
+                joules, co2 = joules - items_j, co2 - items_g
+            shares = {family: share for family, share in one.by_family.items() if family != JOBS}
+            shares = shares if any(shares.values()) else alike
             whole = sum(shares.values())
             for family, share in shares.items():
                 cost.by_family[family].add(joules * share / whole, co2 * share / whole)
-            cost.by_zone[one.zone].add(joules, co2)
             cost.active_j += one.active_j
         self._add_hosts(dt_s, cost)
         return cost

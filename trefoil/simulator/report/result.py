@@ -69,6 +69,37 @@ class FamilySummary:
 
 
 @dataclass(frozen=True, slots=True)
+class JobsSummary:
+    """Summary of the jobs of a run. Grams are those of the items' active joules; `interactive_grams` all the others of
+    the run: of requests, idle power, wake-ups and moves.
+    """
+
+    rule: str
+    jobs: int
+    done: int
+    late: int
+    """Ended after their deadline, or not at all."""
+    items: float
+    answered: float
+    late_items: float
+    failed: float
+    """Items that were refused, because their job's grams were spent."""
+    joules: float
+    grams: float
+    interactive_grams: float
+
+    @property
+    def line(self) -> str:
+        """Line of a caption."""
+        failed = f", {self.failed:,.0f} refused" if self.failed else ""
+        return (
+            f"jobs by {self.rule}: {self.done} of {self.jobs} done, {self.late} late; {self.answered:,.0f} of "
+            f"{self.items:,.0f} items answered, {self.late_items:,.0f} of them late{failed}; {self.grams:.4g} g by "
+            f"their active joules, {self.interactive_grams:.4g} g all else"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """Summary of a run. Joules are of all devices (and hosts, where the boundary is the node); grams with PUE. Both are
     NaN, null in JSON, where CPUs have no meter.
@@ -113,6 +144,8 @@ class Summary:
     basis: str = "simulated"
     core_s: float = 0.0
     """Core seconds that slices of CPUs had since time zero, also while one takes the other's place."""
+    jobs: JobsSummary | None = None
+    """None: the scenario has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +161,7 @@ class Result:
     def to_json(self) -> str:
         """JSON document: the same bytes for the same scenario and seed."""
         document = {
-            "summary": _without_tokens(dataclasses.asdict(self.summary)),
+            "summary": _without_absent(dataclasses.asdict(self.summary)),
             "decisions": list(self.decisions),
             "evaluations": list(self.evaluations),
             "series": {name: values.tolist() for name, values in self.series.items()},
@@ -191,6 +224,7 @@ class Result:
             ("energy is not metered" if math.isnan(s.joules) else drawn)
             + (f", {s.core_s:.0f} core seconds" if s.core_s else "")
             + f"; {s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
+            + (f"\n{s.jobs.line}" if s.jobs is not None else "")
             + "".join(map(_tokens_line, s.families, s.families.values()))
             + "".join(f"\nprofile of {name}: {f.profile}" for name, f in s.families.items())
         )
@@ -264,6 +298,24 @@ def _summary(simulation: Simulation) -> Summary:
         families=families,
         zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(ledger.by_zone.items())},
         core_s=ledger.core_s,
+        jobs=_jobs(simulation, co2) if simulation.jobs.runs else None,
+    )
+
+
+def _jobs(simulation: Simulation, co2: float) -> JobsSummary:
+    runs, cost = simulation.jobs.runs, simulation.ledger.jobs
+    return JobsSummary(
+        rule=simulation.jobs.rule,
+        jobs=len(runs),
+        done=sum(not math.isnan(run.ended_s) for run in runs),
+        late=sum(run.late for run in runs),
+        items=sum(run.items for run in runs),
+        answered=sum(run.items - run.left - run.failed for run in runs),
+        late_items=sum(run.late_items for run in runs),
+        failed=sum(run.failed for run in runs),
+        joules=cost.joules,
+        grams=cost.grams,
+        interactive_grams=co2 - cost.grams,
     )
 
 
@@ -301,8 +353,10 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
     )
 
 
-def _without_tokens(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary without what families have that have no objective of tokens."""
+def _without_absent(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary without jobs where there are none, and tokens of families that have no objective of them."""
+    if summary["jobs"] is None:
+        del summary["jobs"]
     for one in summary["families"].values():
         if one["tokens"] is None:
             del one["tokens"], one["token_slo"]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controller.loop.core.objectives import accept_objective
-from controller.planners.policy_parts import planner_of, planner_settings, with_policy_parts
+from controller.planners.policy_parts import planner_of, planner_settings, shares_slices, with_policy_parts
 from controller.planners.profile_rows import effective_row, fits
 from controller.settings import CarbonSettings, ControllerSettings
 from controller.thresholds import WindowSettings
@@ -144,6 +144,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         why = f"{policy.planner} cannot plan without profiles"
         remedy = "take one that measures, e.g. clover, or set blind to false"
         raise errors.SettingError(why, field="blind", value=True, remedy=remedy)
+    _check_jobs(scenario, known)
     profiled = {profile_type(kind.name) for kind in types}
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if profile_type(r.device_type) in profiled))
     return Inputs(
@@ -186,6 +187,29 @@ def _catalog(scenario: Scenario) -> Catalog:
         families.append(family)
         rows += own
     return Catalog(tuple(families), tuple(rows))
+
+
+def _check_jobs(scenario: Scenario, known: Catalog) -> None:
+    """Check that items of the scenario's jobs can run: on slices that serve one family each."""
+    if scenario.jobs and shares_slices(scenario.policy_row()):
+        remedy = "take another policy, e.g. exact, or remove [[jobs]]"
+        raise errors.SettingError(
+            "shares slices, and items of jobs run on slices of one family", field="policy", value=scenario.policy,
+            remedy=remedy,
+        )  # fmt: skip
+    for number, jobs in enumerate(scenario.jobs):
+        family = known.family(jobs.family)
+        if family.generative:
+            raise errors.SettingError(
+                "jobs of generative families are not planned", field=f"jobs.{number}.family", value=jobs.family,
+                remedy="name a family that is not generative",
+            )  # fmt: skip
+        best = max(family.variants, key=lambda variant: variant.accuracy)
+        if jobs.min_accuracy > best.accuracy:
+            raise errors.SettingError(
+                f"no variant of {family.name} is that accurate", field=f"jobs.{number}.min_accuracy",
+                value=jobs.min_accuracy, remedy=f"at most {best.accuracy:g}, that of {best.name}",
+            )  # fmt: skip
 
 
 def _batching(known: Catalog, scenario: Scenario) -> Catalog:

@@ -5,9 +5,10 @@ Times are simulated seconds; nothing is scaled but the carbon trace (`carbon.spe
 Relative paths of a file are looked for beside it first, then in the working folder, then among what ships.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +19,7 @@ from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.interference import INTERFERENCE
 from trefoil.core.parts import Kind
+from trefoil.core.units import HOUR_S
 from trefoil.installation import MODELS, find_scenario, resolve_path
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
@@ -25,6 +27,8 @@ from trefoil.runtime.given.table import TimeUnit
 from trefoil.simulator.scenario.policy_check import check_policy
 from trefoil.simulator.scenario.request_columns import TraceOptions
 from trefoil.simulator.scenario.request_trace import RequestTrace, read_trace
+
+JOBS_MAX: Final = 10_000  # of one entry
 
 
 class Node(Settings):
@@ -158,6 +162,70 @@ class Served(Settings):
     objective: FamilyObjective = FamilyObjective()
 
 
+class SimulatedJobs(Settings):
+    """Jobs of one family that can wait: one, or one every so many hours. Terms as in `trefoil jobs submit`.
+
+    One of `items` and `share` says how much there is to do.
+    """
+
+    family: str
+    """Family of the items; one of the scenario."""
+    items: int = Field(default=0, ge=0)
+    """Items of each job; an item is one row."""
+    share: float = Field(default=0.0, ge=0)
+    """Or: rows of each job, as a share of the rows that the family's requests have until the next one, or the end."""
+    arrives_h: float = Field(default=0.0, ge=0)
+    """When the first is submitted."""
+    every_h: float = Field(default=0.0, ge=0)
+    """And again every so many hours, while its deadline lies within the run; 0: once."""
+    complete_by_h: float
+    """Deadline, in hours after a job is submitted."""
+    min_accuracy: float = Field(default=0.0, ge=0, le=1)
+    """Floor of the variants that answer."""
+    priority: int = Field(default=0, ge=0)
+    """The highest goes first; of equal ones the next deadline."""
+    grams_max: float = Field(default=0.0, ge=0)
+    """Most grams that the items of a job may cause; 0: no bound."""
+
+    def arrivals_s(self, span_s: float) -> list[float]:
+        """Times at which the jobs are submitted in a run [s]."""
+        last_s, every_s = span_s - self.complete_by_h * HOUR_S, self.every_h * HOUR_S
+        count = math.floor((last_s - self.arrives_h * HOUR_S) / every_s + 1e-9) + 1 if every_s else 1
+        return [self.arrives_h * HOUR_S + n * every_s for n in range(count)]
+
+    def check(self, place: str, families: Collection[str], span_s: float) -> None:
+        """Check the terms against the scenario that they stand in.
+
+        Raises:
+            SettingError: names field, value and remedy.
+        """
+        if self.family not in families:
+            remedy = f"one of {', '.join(sorted(families))}, or add [[families]]"
+            raise SettingError("no family of this scenario", field=f"{place}.family", value=self.family, remedy=remedy)
+        if (self.items > 0) == (self.share > 0):
+            remedy = "set items or share, one of them, above 0"
+            raise SettingError("no one size", field=f"{place}.items", value=self.items, remedy=remedy)
+        if self.share > 1:
+            remedy = "at most 1, as many rows as requests have; or set items"
+            raise SettingError("a share above 1", field=f"{place}.share", value=self.share, remedy=remedy)
+        if self.complete_by_h <= 0:
+            raise SettingError(
+                "a deadline in the past", field=f"{place}.complete_by_h", value=self.complete_by_h,
+                remedy="hours after the job is submitted, above 0",
+            )  # fmt: skip
+        if (self.arrives_h + self.complete_by_h) * HOUR_S > span_s + 1e-6:
+            raise SettingError(
+                "a deadline after the run's end", field=f"{place}.complete_by_h", value=self.complete_by_h,
+                remedy=f"at most {span_s / HOUR_S - self.arrives_h:g} for a job of hour {self.arrives_h:g}, "
+                "or a longer run (hours)",
+            )  # fmt: skip
+        if self.every_h and len(self.arrivals_s(span_s)) > JOBS_MAX:
+            raise SettingError(
+                f"more than {JOBS_MAX:,} jobs", field=f"{place}.every_h", value=self.every_h,
+                remedy="fewer and larger jobs",
+            )  # fmt: skip
+
+
 class Zone(TraceReading):
     """Source of a zone's intensity: a CSV trace, one value, or else the synthetic duck curve."""
 
@@ -235,6 +303,9 @@ class Costs(Settings):
     """Slowing of families on one slice (trefoil/core/interference.py); null: none."""
 
 
+JobsRule = Literal["planned", "at_once", "evenly", "wait_awhile", "carbon_scaler"]
+
+
 class Scenario(PolicyChoice):
     """Scenario of one run."""
 
@@ -266,6 +337,10 @@ class Scenario(PolicyChoice):
     """Keep every latency (8 bytes a request): exact p50, p95 and p99."""
     nodes: tuple[Node, ...] = Field(default=(Node(),), min_length=1)
     families: tuple[Served, ...] = Field(min_length=1)
+    jobs: tuple[SimulatedJobs, ...] = ()
+    """Jobs that can wait."""
+    jobs_rule: JobsRule = "planned"
+    """When items of jobs run: by the controller's plan, or by a rule to compare it with (docs/simulator.md)."""
     carbon: Carbon = Carbon()
     blind: bool = False
     """The planner sees no profile: it has to measure."""
@@ -307,6 +382,8 @@ class Scenario(PolicyChoice):
         served = [family.name for family in self.families]
         if len(set(served)) < len(served):
             raise ValueError(f"a family stands twice: {sorted(n for n in served if served.count(n) > 1)}")
+        for number, jobs in enumerate(self.jobs):
+            jobs.check(f"jobs.{number}", served, self.span_s)
         for node in self.nodes:
             if node.zone not in self.carbon.zones:
                 known = ", ".join(sorted(self.carbon.zones))
