@@ -156,7 +156,7 @@ def parts(
     )
     rungs = BudgetRungs(state.keys, accountant, leadership, plan_keys, metrics, clock)
     loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, rungs, disk, signals, clock)
-    jobs = JobsPlanning(state, leadership, loop.view, observation.inputs, metrics, clock)
+    jobs = JobsPlanning(state, leadership, loop.view, observation.inputs, plan_keys, metrics, clock)
 
     def adopt() -> None:
         observation.learn(files.catalog, _stated(files))

@@ -21,6 +21,7 @@ from trefoil.core.errors import TrefoilError
 from trefoil.core.jobs.planned import OpenJobs
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -40,11 +41,12 @@ class JobsPlanning:
         leadership: Leadership,
         view: Callable[[], PlanView],
         inputs: LatestInputs,
+        plan_keys: PlanKeys,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._state, self._leadership, self._view = state, leadership, view
-        self._inputs, self._metrics, self._clock = inputs, metrics, clock
+        self._inputs, self._plan_keys, self._metrics, self._clock = inputs, plan_keys, metrics, clock
         self._planned: frozenset[str] = frozenset()  # names of the open jobs that were looked at last
         self._planned_s, self._made_s, self._slot = -math.inf, -math.inf, -1
         self._epoch, self._revision = 0, Revision()
@@ -101,7 +103,7 @@ class JobsPlanning:
         for folder, why in wrong:
             if self._inputs.set_aside.note(self._state.keys.jobs_open(folder), "value", why, self._clock.now_s()):
                 LOG.warning("an open job is not planned", folder=folder, why=why)
-        await self._leadership.write([Put(self._state.keys.jobs_plan(), plan)])
+        await self._leadership.write([Put(self._state.keys.jobs_plan(), self._plan_keys.sign_jobs(plan))])
         self._revision, self._made_s, self._inputs.flexible = plan.revision, now_s, flexible
         in_time = sum(one.in_time for one in plan.jobs)
         for state, count in (("in_time", in_time), ("in_danger", len(plan.jobs) - in_time)):

@@ -257,7 +257,9 @@ class JobRun:
 
     def _error(self, number: int, refused: StatusError, item: Item | None = None) -> None:
         result = jobs_pb2.ItemResult(item=number, code=refused.code.name, error=refused.details)
-        self._add(Result(number, result.SerializeToString(), failed=True), item.size if item is not None else 0)
+        error = f"{refused.code.name}: {refused.details}"
+        found = Result(number, result.SerializeToString(), failed=True, error=error)
+        self._add(found, item.size if item is not None else 0)
         self._count("failed", 1)
 
     def _count(self, outcome: str, items: int) -> None:

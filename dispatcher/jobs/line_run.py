@@ -123,10 +123,10 @@ class LineRun(JobRun):
     def _error(self, number: int, refused: StatusError, item: Item | None = None) -> None:
         line = item if isinstance(item, LineItem) else LineItem(number, 0, (), LINES, alone=True)
         reply = openai_refusal(line.refusal or refused)
-        self._written(line, reply.status, reply.body, {})
+        self._written(line, reply.status, reply.body, {}, f"{refused.code.name}: {refused.details}")
         self._count("failed", 1)
 
-    def _written(self, item: LineItem, status: int, body: bytes, receipt: Mapping[str, Any]) -> None:
+    def _written(self, item: LineItem, status: int, body: bytes, receipt: Mapping[str, Any], error: str = "") -> None:
         """Add the result of a line. `body`: JSON."""
         id_ = f"{self.job.id.replace('batch_', 'batch_req_', 1)}_{item.number}"
         head = {"id": id_, "custom_id": item.custom_id, "response": {"status_code": status, "request_id": id_}}
@@ -134,4 +134,5 @@ class LineRun(JobRun):
         failed = status != 200
         result = jobs_pb2.ItemResult(item=item.number, response=line, code="FAILED" if failed else "")
         joules, mg = (float(receipt.get(name) or 0.0) for name in SHARED)
-        self._add(Result(item.number, result.SerializeToString(), failed, joules, mg / 1e3, len(line) + 1), item.size)
+        found = Result(item.number, result.SerializeToString(), failed, joules, mg / 1e3, len(line) + 1, error)
+        self._add(found, item.size)

@@ -69,7 +69,7 @@ class JobsOwner:
         self._files = FilesFolder(folder.root, folder.bounds, local.settings.jobs_keep_s)
         self._files_at_s = -math.inf  # when old ones were removed
         self.idle = IdleSlices(local)
-        self.hours = PlannedHours(state, local.clock)
+        self.hours = PlannedHours(state, local.clock, sync.verify_jobs)
         self.runs: dict[str, JobRun] = {}
         self._left: dict[str, tuple[int, float]] = {}  # items and grams of jobs that do not run
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -4,7 +4,7 @@ Without a plan jobs run whenever slices are idle. The worker that owns the jobs 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -12,7 +12,7 @@ import structlog
 from dispatcher.jobs.core.job import Job
 from dispatcher.jobs.core.planned_hours import PlanSight, may_start
 from trefoil.core.common import Lease
-from trefoil.core.errors import StateUnavailable
+from trefoil.core.errors import PlanError, StateUnavailable
 from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJob, PlannedJobs
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import State
@@ -27,9 +27,12 @@ CONTROLLER: Final = "controller"
 class PlannedHours:
     """Planned hours of the jobs of a folder, as one worker sees them."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: State, clock: Clock, verify: Callable[[PlannedJobs], None]) -> None:
+        """`verify` raises PlanError for a plan that the controller did not write."""
         self.folder = ""
-        self._state, self._clock, self._sight = state, clock, PlanSight()
+        self._state, self._clock, self._sight, self._verify = state, clock, PlanSight(), verify
+        self._proven: PlannedJobs | None = None
+        self._refused = ""  # why the plan in Redis is not followed
         self._read_s = self._written_s = -math.inf
         self._written: tuple[int, frozenset[str]] = 0, frozenset()  # epoch and names
         self._pace: dict[str, float] = {}
@@ -43,11 +46,26 @@ class PlannedHours:
         try:
             plan = await self._state.get(self._state.keys.jobs_plan(), PlannedJobs)
             epoch = await self._state.epoch_of(CONTROLLER)
+            plan = self._believed(plan)
         except StateUnavailable:
             plan, epoch = None, 0  # the last one ages; whoever needs Redis says that it is away
         self._sight.look(plan, epoch, now_s)
         if self._sight.why != before:
             LOG.info("plan of jobs", why=self._sight.why or "followed")
+
+    def _believed(self, plan: PlannedJobs | None) -> PlannedJobs | None:
+        """The plan, if the controller wrote it; else None, and the last one stays until it is stale."""
+        if plan is None or plan == self._proven:
+            return plan
+        try:
+            self._verify(plan)
+        except PlanError as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                LOG.warning("a plan of jobs is not followed", why=self._refused)
+            return None
+        self._proven, self._refused = plan, ""
+        return plan
 
     async def write(self, lease: Lease, jobs: Iterable[tuple[Job, int, float]]) -> None:
         """Write the open jobs, each with its items and grams that are left, where they have changed or it is time.

@@ -229,6 +229,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             ),
             state=f"JOB_STATE_{state.name}", items=stored.items, answered=ledger.answered, failed=ledger.failed,
             joules=ledger.joules, grams=ledger.grams, submitted_at=_time(stored.submitted_at_s),
+            first_error=ledger.first_error,
         )  # fmt: skip
         if state in ENDED:
             status.ended_at.CopyFrom(_time(ledger.ended_at_s))

@@ -24,6 +24,7 @@ from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
 from trefoil.core.errors import InvalidInput, PlanError, StartError, StateUnavailable, TrefoilError, brief
 from trefoil.core.fleet import NodeStatus
+from trefoil.core.jobs.planned import PlannedJobs
 from trefoil.core.objective import TenantRungs
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
@@ -288,6 +289,15 @@ class StateSync:
             return
         self._rungs_read = told
         self._local.budgets.set(told, self._sightings.look(key, told.observed_at_s))
+
+    def verify_jobs(self, plan: PlannedJobs) -> None:
+        """Verify that the controller wrote a plan of jobs.
+
+        Raises:
+            PlanError: it is not signed where it has to be, or is not what was signed.
+        """
+        self._plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
+        self._plan_keys.verify_jobs(plan)
 
     def _log_trouble_once(self, error: TrefoilError) -> None:
         """Once for each new trouble."""

@@ -152,6 +152,8 @@ async def test_one_item_that_a_model_refuses_fails_alone(system, jobs):
     await jobs.submit(items(40), id="a")
     last = await jobs.ended("a")
     assert (last.answered, last.failed) == (36, 4)
+    assert last.first_error in [f"item {n}: INVALID_ARGUMENT: a nine" for n in (9, 19, 29, 39)]
+    assert "INVALID_ARGUMENT: a nine" in " ".join((await trefoil(jobs, "list")).replace("│", " ").split())
     results = await jobs.results("a")
     assert [(r.item, r.code, r.error) for r in results if r.code] == [
         (n, "INVALID_ARGUMENT", "a nine") for n in (9, 19, 29, 39)

@@ -43,7 +43,7 @@ class JobStatus:
     `joules` and `grams` are sums of receipts; `why`: why it waits, is late, or ended before its last item. `prospect`:
     what its plan promises, e.g. "will finish at ..."; empty: it is not planned and runs whenever slices are idle.
     `in_danger`: by its plan it misses its deadline. `at_once_grams`, `evenly_grams`: grams if the items of `hours` ran
-    at once, or evenly until the deadline.
+    at once, or evenly until the deadline. `first_error`: of the items that failed, the first one's number and error.
     """
 
     id: str
@@ -68,6 +68,7 @@ class JobStatus:
     hours: tuple[PlannedHour, ...] = ()
     at_once_grams: float = 0.0
     evenly_grams: float = 0.0
+    first_error: str = ""
 
     @property
     def ended(self) -> bool:
@@ -360,7 +361,7 @@ def _status(told: Any) -> JobStatus:
         submitted_at_s=_seconds(told.submitted_at), expected_at_s=_seconds(told.expected_at),
         ended_at_s=_seconds(told.ended_at), owner=told.owner, prospect=told.prospect, in_danger=told.in_danger,
         hours=tuple(codec.from_proto(one) for one in told.hours), at_once_grams=told.at_once_grams,
-        evenly_grams=told.evenly_grams,
+        evenly_grams=told.evenly_grams, first_error=told.first_error,
     )  # fmt: skip
 
 

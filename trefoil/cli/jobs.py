@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 EXIT_UNFINISHED: Final = 1
 UNPLANNED: Final = "its hours are not planned: it runs whenever slices are idle"
 BAR: Final = 24  # characters of the hour with the most carbon
+NOTHING: Final = 0.005  # of the grams: what is saved rounds to 0 %
 
 app = typer.Typer(
     cls=Guarded, no_args_is_help=True, help="Work that can wait: items with a deadline, run on idle slices."
@@ -212,7 +213,7 @@ def _show(found: "list[JobStatus]", as_json: bool) -> None:
                 when,
                 cost,
                 each.tenant or "-",
-                each.why or each.prospect or "-",
+                "; ".join(filter(None, (each.why, each.first_error))) or each.prospect or "-",
             )
         )
     columns = ("job", "family", "state", "done", "failed", "ends", "receipts", "tenant", "why")
@@ -235,12 +236,17 @@ def _show_hours(status: "JobStatus") -> None:
     console().print(grid("Planned hours", ("from", "items", "g CO2", "g/kWh", ""), rows))
     grams = sum(one.grams for one in status.hours)
     against = [
-        f"{max(0.0, other - grams):.3g} g ({max(0.0, 1 - grams / other):.0%}) against {rule}"
+        f"{_saved(other - grams, other)} against {rule}"
         for rule, other in (("run at once", status.at_once_grams), ("run evenly", status.evenly_grams))
         if other > 0
     ]
     if against:
         console().print(f"saves {', '.join(against)}")
+
+
+def _saved(grams: float, of: float) -> str:
+    """Grams that are saved of so many; in words where they are none to speak of."""
+    return "about nothing" if abs(grams) < NOTHING * of else f"{grams:.3g} g ({grams / of:.0%})"
 
 
 def _result(result: "ItemResult") -> dict[str, Any]:

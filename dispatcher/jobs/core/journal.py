@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 CRC_DIGITS: Final = 8
+ERROR_CHARS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """Result of an item as it is written: bytes of an ItemResult, and its receipt, 0.0 where it has none. `line`: bytes
-    of its line in a file of a batch."""
+    of its line in a file of a batch. `error`: code and text, of one that failed."""
 
     item: int
     data: bytes
@@ -26,6 +27,7 @@ class Result:
     joules: float = 0.0
     grams: float = 0.0
     line: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Ledger:
     output_bytes: int = 0
     error_bytes: int = 0
     """Of the output and the error file of a batch."""
+    first_error: str = ""
+    """Of the item that failed first: its number, code and text."""
     ended: str = ""
     """State in which the job ended; empty: it goes on."""
     ended_at_s: float = 0.0
@@ -105,6 +109,7 @@ class Ledger:
             ):
                 self._epochs[number], self._at[number], self._size[number] = epoch, at, size
                 at += size
+        self.first_error = self.first_error or str(entry.get("error", ""))
         self.failed += failed
         self.answered += total - failed
         self.joules += joules
@@ -115,6 +120,7 @@ class Ledger:
 
 def results_entry(results: Sequence[Result], at: int) -> dict[str, Any]:
     """Entry of results that lie one after the other from a place on."""
+    error = next((f"item {each.item}: {each.error}" for each in results if each.failed), "")
     return {
         "results": _ranges(each.item for each in results),
         "sizes": [len(each.data) for each in results],
@@ -123,6 +129,7 @@ def results_entry(results: Sequence[Result], at: int) -> dict[str, Any]:
         "joules": sum(each.joules for each in results),
         "grams": sum(each.grams for each in results),
         "lines": [sum(each.line for each in results if each.failed is failed) for failed in (False, True)],
+        **({"error": error[:ERROR_CHARS_MAX]} if error else {}),
     }
 
 

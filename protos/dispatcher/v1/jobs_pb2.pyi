@@ -61,7 +61,7 @@ class Items(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "items", "answered", "failed", "joules", "grams", "submitted_at", "ended_at", "why", "late", "owner", "expected_at", "hours", "prospect", "in_danger", "at_once_grams", "evenly_grams")
+    __slots__ = ("job", "state", "items", "answered", "failed", "joules", "grams", "submitted_at", "ended_at", "why", "late", "owner", "expected_at", "hours", "prospect", "in_danger", "at_once_grams", "evenly_grams", "first_error")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class JobStatus(_message.Message):
     IN_DANGER_FIELD_NUMBER: _ClassVar[int]
     AT_ONCE_GRAMS_FIELD_NUMBER: _ClassVar[int]
     EVENLY_GRAMS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ERROR_FIELD_NUMBER: _ClassVar[int]
     job: Job
     state: JobState
     items: int
@@ -98,7 +99,8 @@ class JobStatus(_message.Message):
     in_danger: bool
     at_once_grams: float
     evenly_grams: float
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., items: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., joules: _Optional[float] = ..., grams: _Optional[float] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., late: _Optional[bool] = ..., owner: _Optional[str] = ..., expected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[_jobs_pb2.PlannedHour, _Mapping]]] = ..., prospect: _Optional[str] = ..., in_danger: _Optional[bool] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ...) -> None: ...
+    first_error: str
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., items: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., joules: _Optional[float] = ..., grams: _Optional[float] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., late: _Optional[bool] = ..., owner: _Optional[str] = ..., expected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[_jobs_pb2.PlannedHour, _Mapping]]] = ..., prospect: _Optional[str] = ..., in_danger: _Optional[bool] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ..., first_error: _Optional[str] = ...) -> None: ...
 
 class SubmitResponse(_message.Message):
     __slots__ = ("status",)

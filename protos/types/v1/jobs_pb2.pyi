@@ -79,13 +79,15 @@ class PlannedJob(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., items_left: _Optional[int] = ..., hours: _Optional[_Iterable[_Union[PlannedHour, _Mapping]]] = ..., in_time: _Optional[bool] = ..., finishes_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., grams: _Optional[float] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ...) -> None: ...
 
 class PlannedJobs(_message.Message):
-    __slots__ = ("revision", "made_at", "until", "jobs")
+    __slots__ = ("revision", "made_at", "until", "jobs", "signature")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MADE_AT_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     revision: _common_pb2.Revision
     made_at: _timestamp_pb2.Timestamp
     until: _timestamp_pb2.Timestamp
     jobs: _containers.RepeatedCompositeFieldContainer[PlannedJob]
-    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ...) -> None: ...
+    signature: str
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ..., signature: _Optional[str] = ...) -> None: ...

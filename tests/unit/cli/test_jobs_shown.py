@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from trefoil.cli.jobs import _saved
 from trefoil.cli.operate.overview import LATE_MAX, jobs_lines
 
 NOW_S = 1000 * 3600.0
@@ -40,3 +43,12 @@ def test_without_a_plan_or_after_its_end_nothing_is_said():
     assert jobs_lines({"jobs": None}, NOW_S) == []
     assert lines() == []
     assert lines(planned("a", 1), until_s=NOW_S) == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "text"),
+    [(1e-16, "about nothing"), (-1e-16, "about nothing"), (0.0, "about nothing"), (1.0, "1 g (50%)"),
+     (-0.5, "-0.5 g (-25%)")],
+)  # fmt: skip
+def test_what_a_plan_saves_is_rounded_and_never_hidden(saved, text):
+    assert _saved(saved, 2.0) == text

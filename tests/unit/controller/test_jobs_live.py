@@ -11,6 +11,7 @@ from controller.jobs.core.slots import load_ahead
 from controller.jobs.planning_loop import PERIOD_S, JobsPlanning
 from controller.observe.core.observation import LatestInputs
 from dispatcher.jobs.core.job import Job
+from dispatcher.jobs.core.planned_hours import STALE_S
 from dispatcher.jobs.planned_hours import PlannedHours
 from tests.support.planning import NOW_S, SERIES
 from tests.support.stores import state_on
@@ -22,6 +23,7 @@ from trefoil.core.common import Lease
 from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJobs
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.telemetry import Metrics
 
 HOUR = 3600.0
@@ -29,6 +31,7 @@ BEGIN_S = (NOW_S // HOUR + 1) * HOUR
 DAY = [400.0] * 6 + [300.0] * 4 + [60.0] * 5 + [350.0] * 33
 CLEAN = range(10, 15)
 FOLDER = "f0"
+UNSIGNED = PlanKeys("default")
 
 
 class Leader:
@@ -44,10 +47,10 @@ class Leader:
 class World:
     """A controller that plans jobs and a worker that has them; its slices carry `per_s` items beside requests."""
 
-    def __init__(self, per_s: float = 60.0, rate: float = 24.0) -> None:
+    def __init__(self, per_s: float = 60.0, rate: float = 24.0, keys: PlanKeys = UNSIGNED) -> None:
         self.clock = ManualClock(BEGIN_S)
         self.server = Server(self.clock)
-        self.per_s, self.rate = per_s, rate
+        self.per_s, self.rate, self.keys = per_s, rate, keys
         self.left: dict[str, int] = {}
         self.jobs: dict[str, Job] = {}
         self.items: dict[str, int] = {}
@@ -61,9 +64,9 @@ class World:
         self.owner = await self.state.acquire(f"jobs:{FOLDER}", "w", ttl_s=1e7)
         self.inputs, self.metrics = LatestInputs(), Metrics("controller")
         self.planning = JobsPlanning(
-            self.state, Leader(self.state, lease), self.view, self.inputs, self.metrics, self.clock
+            self.state, Leader(self.state, lease), self.view, self.inputs, self.keys, self.metrics, self.clock
         )
-        self.hours = PlannedHours(self.state, self.clock)
+        self.hours = PlannedHours(self.state, self.clock, self.keys.verify_jobs)
         self.hours.folder = FOLDER
         self.hours.note_pace("digits", self.per_s)
         return self
@@ -177,6 +180,31 @@ async def test_an_emptied_redis_and_a_stray_plan_make_nothing_late() -> None:
     world.planning_on = False
     await world.play(16.0)
     assert world.late == []
+
+
+async def test_only_a_plan_that_the_controller_signed_holds_a_job_back() -> None:
+    keys = PlanKeys("default", ["k" * 64])
+    for signed in (
+        lambda forged: dataclasses.replace(forged, signature=""),
+        lambda forged: forged,  # with the signature of the plan that it was made from
+        PlanKeys("default", ["l" * 64]).sign_jobs,
+        PlanKeys("other", ["k" * 64]).sign_jobs,
+    ):
+        world = await World(keys=keys).begin()
+        world.submit("day", 400_000, by_h=24)
+        await world.play(1 / 60, step_s=60.0)
+        held, (day,) = await world.plan(), (await world.plan()).jobs
+        assert world.hours.of("day") == day
+        keys.verify_jobs(held)
+        at_once = dataclasses.replace(day, hours=(), items_left=0)
+        forged = dataclasses.replace(held, revision=dataclasses.replace(held.revision, number=9), jobs=(at_once,))
+        world.server.spoil(world.state.keys.jobs_plan(), codec.encode(signed(forged)))
+        world.planning_on = False
+        await world.play(2 / 60, step_s=60.0)
+        assert world.hours.of("day") == day, "the last one stays"
+        await world.clock.advance(STALE_S)
+        await world.hours.read()
+        assert world.hours.of("day") is None, "until it is stale"
 
 
 async def test_slices_slower_than_the_plan_thinks_begin_in_time() -> None:

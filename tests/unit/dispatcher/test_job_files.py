@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher.jobs.core.job import Bounds, Job, JobState
-from dispatcher.jobs.core.journal import Result, encode, results_entry
+from dispatcher.jobs.core.journal import ERROR_CHARS_MAX, Result, encode, results_entry
 from dispatcher.jobs.folder import Items, JobReader, JobsFolder, OwnedJob, Upload, highest_epoch
 from tests.support.failing_disk import CALLS, FailingDisk
 from trefoil.core.errors import InvalidInput, NotFound
@@ -63,7 +63,8 @@ def submit(folder: JobsFolder, job: Job = JOB, items: list[bytes] = ITEMS) -> No
 
 
 def result(number: int, epoch: int) -> Result:
-    return Result(number, b"%d of %d" % (number, epoch), number == 7, 1.0, 0.5)
+    error = f"INTERNAL: broken{'!' * 300}" if number == 7 else ""
+    return Result(number, b"%d of %d" % (number, epoch), number == 7, 1.0, 0.5, error=error)
 
 
 def work(folder: JobsFolder, epoch: int, per_write: int = 3) -> None:
@@ -80,6 +81,8 @@ def results_of(folder: JobsFolder) -> list[tuple[int, bytes]]:
     reader = JobReader(folder, "a", kept=True)
     assert reader.ledger.damaged <= 1  # the line that a kill has torn
     assert (reader.ledger.answered, reader.ledger.failed, reader.ledger.left) == (9, 1, 0)
+    assert reader.ledger.first_error.startswith("item 7: INTERNAL: broken!")
+    assert len(reader.ledger.first_error) == ERROR_CHARS_MAX
     assert reader.ledger.joules == pytest.approx(10.0)
     assert reader.ledger.grams == pytest.approx(5.0)
     assert reader.state == JobState.DONE

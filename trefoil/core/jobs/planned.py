@@ -214,12 +214,13 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJobs:
-    """Plan of jobs as the controller writes it. Times are of the calendar [UTC s]."""
+    """Plan of jobs as the controller writes and signs it. Times are of the calendar [UTC s]."""
 
     revision: Revision = Revision()
     made_at_s: float = 0.0
     until_s: float = 0.0
     jobs: tuple[PlannedJob, ...] = ()
+    signature: str = ""
 
 
 def planned_jobs(

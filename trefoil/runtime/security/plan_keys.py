@@ -1,9 +1,9 @@
 """Signatures of what stands in Redis and is obeyed: plans, node plans, and the files that a controller leaves the next.
 
 HMAC-SHA256 under keys that stand in files, and not in Redis. The plan key, of controllers and agents, signs node plans
-and files. The routes key is derived from it and signs plans and rungs of budgets: dispatchers hold the routes key
-alone, from which nobody gets the plan key, so that a dispatcher cannot sign what an agent or a controller obeys. A
-signature covers cluster, kind, name, revision and all that is said.
+and files. The routes key is derived from it and signs plans, plans of jobs and rungs of budgets: dispatchers hold the
+routes key alone, from which nobody gets the plan key, so that a dispatcher cannot sign what an agent or a controller
+obeys. A signature covers cluster, kind, name, revision and all that is said.
 
 `python -m trefoil.runtime.security.plan_keys PLAN-KEY-FILE` prints the file of routes keys.
 """
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from trefoil.core.common import KeptFile
 from trefoil.core.errors import PlanError, SettingError
+from trefoil.core.jobs.planned import PlannedJobs
 from trefoil.core.objective import TenantRungs
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec, rpc
@@ -102,6 +103,15 @@ class PlanKeys:
         named = ("tenant_rungs in Redis", str(told.epoch), mend)
         _verify(self._routes_keys, self._rungs_text(told), told.signature, named)
 
+    def sign_jobs(self, plan: PlannedJobs) -> PlannedJobs:
+        """Sign a plan of jobs with the first routes key; without keys it is returned unchanged."""
+        return replace(plan, signature=_signature(self._routes_keys, self._jobs_text(plan)))
+
+    def verify_jobs(self, plan: PlannedJobs) -> None:
+        """Verify the signature of a plan of jobs, where there are keys. Raises as `verify`."""
+        named = ("jobs:plan in Redis", str(plan.revision), "jobs follow the last plan for minutes, then run at once")
+        _verify(self._routes_keys, self._jobs_text(plan), plan.signature, named)
+
     def sign(self, plan: NodePlan) -> NodePlan:
         """Sign a plan with the first key; without keys it stays as it is."""
         return replace(plan, signature=_signature(self._keys, self._plan_text(plan)))
@@ -142,6 +152,9 @@ class PlanKeys:
 
     def _rungs_text(self, told: TenantRungs) -> str:
         return f"trefoil tenant rungs\n{self._cluster}\n{codec.encode(replace(told, signature='')).hex()}"
+
+    def _jobs_text(self, plan: PlannedJobs) -> str:
+        return f"trefoil planned jobs\n{self._cluster}\n{codec.encode(replace(plan, signature='')).hex()}"
 
     def _routes_text(self, plan: Plan) -> str:
         """Of the message, not of JSON: half the time for 7,000 slices, and times as Redis holds them."""
