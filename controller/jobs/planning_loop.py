@@ -108,6 +108,8 @@ class JobsPlanning:
         in_time = sum(one.in_time for one in plan.jobs)
         for state, count in (("in_time", in_time), ("in_danger", len(plan.jobs) - in_time)):
             self._metrics.set("trefoil_jobs_planned", count, state=state)
+        for rule, of in (("planned", "grams"), ("at_once", "at_once_grams"), ("evenly", "evenly_grams")):
+            self._metrics.set("trefoil_jobs_planned_grams", sum(getattr(job, of) for job in plan.jobs), rule=rule)
 
     def _next_revision(self, epoch: int) -> Revision:
         return Revision(epoch, self._revision.number + 1 if self._revision.epoch == epoch else 1)

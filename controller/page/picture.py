@@ -7,12 +7,14 @@ from typing import Any, Final
 from trefoil.core.fleet import DeviceState, DeviceStatus, SliceState, SliceStatus
 from trefoil.core.objective import Objective
 from trefoil.core.units import HOUR_S
+from trefoil.overview.jobs import grams_by_rule, hours_ahead, name_of, planned_queue, saved_text
 from trefoil.overview.known import saving_unknown
 from trefoil.overview.served import TOKEN_OBJECTIVES, Promises, promises
 from trefoil.overview.troubles import known_trouble_lines, nodes_of
 from trefoil.runtime import codec
 
 DEVICES_SHOWN: Final = 64
+JOBS_SHOWN: Final = 10
 COLOURS: Final = 6
 PARTS: Final = 8
 """Steps of the width of a slice's box."""
@@ -36,6 +38,7 @@ def picture(found: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         "saving": _saving(found["saving"]),
         "devices": [_device(device, colours) for device in devices[:DEVICES_SHOWN]],
         "devices_hidden": max(0, len(devices) - DEVICES_SHOWN),
+        "jobs": _jobs(found, now_s),
         "plan": f"{revision['epoch']}.{revision['number']}",
         "policy": found["policy"],
         "mode": ", ".join([found["mode"], *(word for word in ("frozen", "pinned", "exploring") if found[word])]),
@@ -64,6 +67,29 @@ def _zones(found: Mapping[str, Any], now_s: float) -> list[dict[str, Any]]:
             }
         )
     return zones
+
+
+def _jobs(found: Mapping[str, Any], now_s: float) -> dict[str, Any] | None:
+    """Queue of planned jobs, and their hours over the carbon forecast, as bars of 0 to 100; None: no job is planned."""
+    queue = planned_queue(found["jobs"], now_s)
+    if not queue:
+        return None
+    hours, sums = hours_ahead(queue, found["carbon_forecast"]), grams_by_rule(queue)
+    highest = max((one["p50_g_per_kwh"] for one in hours), default=0.0) or 1.0
+    return {
+        "count": len(queue),
+        "queue": [
+            {
+                "name": name_of(one), "by": f"{datetime.fromtimestamp(one['complete_by_s'], UTC):%m-%d %H:%M}",
+                "items": f"{one['items_left']:,}", "prospect": one["reason"], "late": not one["in_time"],
+            }
+            for one in queue[:JOBS_SHOWN]
+        ],
+        "hidden": max(0, len(queue) - JOBS_SHOWN),
+        "hours": [(round(100 * one["p50_g_per_kwh"] / highest, 1), one["items"] > 0) for one in hours],
+        "grams": f"{sums['grams']:.3g}",
+        "saves": saved_text(sums["grams"], sums),
+    }  # fmt: skip
 
 
 def _families(found: Mapping[str, Any]) -> list[dict[str, Any]]:

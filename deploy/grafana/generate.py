@@ -213,6 +213,29 @@ CARBON: Final = Dashboard(
                 soft_most=1,
             ),
         ],
+        [
+            lines(
+                "Jobs that are planned",
+                [(f"max by (state) {leader('trefoil_jobs_planned')}", "{{state}}")],
+                steps=True,
+                decimals=0,
+                says="in_danger: they will miss their deadline.",
+                no_value="no job is planned",
+            ),
+            lines(
+                "Grams of planned items, by rule",
+                [(f"max by (rule) {leader('trefoil_jobs_planned_grams')}", "{{rule}}")],
+                "massg",
+                says="What is planned, and the same items run at once or evenly.",
+                no_value="no job is planned",
+            ),
+            lines(
+                "Items of jobs",
+                [(rate("trefoil_job_items_total", "outcome"), "{{outcome}}")],
+                "suffix:/s",
+                no_value="no job runs",
+            ),
+        ],
     ],
 )
 

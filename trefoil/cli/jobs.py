@@ -18,6 +18,7 @@ from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import INSECURE_VARIABLE, command_tls, control_token, token_at
 from trefoil.core.errors import NotFound
 from trefoil.core.units import format_time
+from trefoil.overview.jobs import RULES, saved_text
 from trefoil.runtime.clock import WallClock
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 EXIT_UNFINISHED: Final = 1
 UNPLANNED: Final = "its hours are not planned: it runs whenever slices are idle"
 BAR: Final = 24  # characters of the hour with the most carbon
-NOTHING: Final = 0.005  # of the grams: what is saved rounds to 0 %
 
 app = typer.Typer(
     cls=Guarded, no_args_is_help=True, help="Work that can wait: items with a deadline, run on idle slices."
@@ -234,19 +234,9 @@ def _show_hours(status: "JobStatus") -> None:
         for one in status.hours
     ]  # fmt: skip
     console().print(grid("Planned hours", ("from", "items", "g CO2", "g/kWh", ""), rows))
-    grams = sum(one.grams for one in status.hours)
-    against = [
-        f"{_saved(other - grams, other)} against {rule}"
-        for rule, other in (("run at once", status.at_once_grams), ("run evenly", status.evenly_grams))
-        if other > 0
-    ]
-    if against:
-        console().print(f"saves {', '.join(against)}")
-
-
-def _saved(grams: float, of: float) -> str:
-    """Grams that are saved of so many; in words where they are none to speak of."""
-    return "about nothing" if abs(grams) < NOTHING * of else f"{grams:.3g} g ({grams / of:.0%})"
+    others = {name: getattr(status, name) for name in RULES}
+    if saves := saved_text(sum(one.grams for one in status.hours), others):
+        console().print(saves)
 
 
 def _result(result: "ItemResult") -> dict[str, Any]:

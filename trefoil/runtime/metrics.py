@@ -333,6 +333,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("state",),
         CONTROLLER,
     ),
+    Metric(
+        "trefoil_jobs_planned_grams",
+        "gauge",
+        "Grams of the items that are planned: planned, and if they ran at_once or evenly.",
+        ("rule",),
+        CONTROLLER,
+    ),
     Metric("trefoil_plan_revision_epoch", "gauge", "Epoch of the plan in force.", (), CONTROLLER),
     Metric("trefoil_plan_revision_number", "gauge", "Number of the plan in force.", (), CONTROLLER),
     Metric(

@@ -40,10 +40,10 @@ def plan_hours(
     if any(one.short_of == Shortage.CAPACITY for one in plan.prospects):
         waking = rule(jobs, every, now_s)
     carbon = {slot.carbon.starts_at_s: slot.carbon.p50_g_per_kwh for slot in slots}
-    items = {job.job_id: job.items_left for job in jobs}
+    by_id = {job.job_id: job for job in jobs}
     devices = devices_needed(every, waking.portions, now_s)
     flexible = tuple(replace(one, devices=devices) for one in waking.now)
-    return planned_jobs(plan, revision, items, carbon, unplanned_grams(jobs, slots, now_s)), flexible, wrong
+    return planned_jobs(plan, revision, by_id, carbon, unplanned_grams(jobs, slots, now_s)), flexible, wrong
 
 
 def _in_calendar(slot: Slot, ahead_s: float) -> Slot:

@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
-from trefoil.cli.jobs import _saved
+from protos.controller.v1 import controller_pb2 as pb
 from trefoil.cli.operate.overview import LATE_MAX, jobs_lines
+from trefoil.cli.operate.report import _csv, _html, report_tables
+from trefoil.cli.operate.report_document import jobs_document, report_document
+from trefoil.core.carbon import CarbonBand, CarbonForecast
+from trefoil.core.common import Revision
+from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs
+from trefoil.overview.jobs import hours_ahead, planned_queue, saved_text
+from trefoil.runtime import codec
 
 NOW_S = 1000 * 3600.0
 
@@ -18,7 +25,8 @@ def planned(name: str, *items: float, in_time: bool = True) -> dict[str, Any]:
     ]
     return {
         "job_id": f"f0/{name}", "in_time": in_time, "hours": hours, "reason": f"{name} is short of time",
-        "grams": 1.5, "at_once_grams": 4.0, "evenly_grams": 3.0,
+        "grams": 1.5, "at_once_grams": 4.0, "evenly_grams": 3.0, "complete_by_s": NOW_S + 36_000.0,
+        "items_left": round(sum(items)),
     }  # fmt: skip
 
 
@@ -51,4 +59,43 @@ def test_without_a_plan_or_after_its_end_nothing_is_said():
      (-0.5, "-0.5 g (-25%)")],
 )  # fmt: skip
 def test_what_a_plan_saves_is_rounded_and_never_hidden(saved, text):
-    assert _saved(saved, 2.0) == text
+    others = {"at_once_grams": 2.0, "evenly_grams": 0.0}
+    assert saved_text(2.0 - saved, others) == f"saves {text} against run at once"
+
+
+def test_jobs_stand_by_their_deadline_and_hours_between_have_the_forecast():
+    late, soon = planned("late", 5, 0), planned("soon", 2) | {"complete_by_s": NOW_S + 3600.0}
+    assert planned_queue({"until_s": NOW_S + 1, "jobs": [late, soon]}, NOW_S) == [soon, late]
+    third = planned("a", 7)
+    third["hours"][0] |= {"starts_at_s": NOW_S + 7200.0, "p50_g_per_kwh": 50.0}
+    bands = [{"starts_at_s": NOW_S, "ends_at_s": NOW_S + 7200.0, "p50_g_per_kwh": 300.0}]
+    found = [(one["items"], one["p50_g_per_kwh"]) for one in hours_ahead([soon, third], [{"bands": bands}])]
+    assert found == [(2, 90.0), (0.0, 300.0), (0.0, 300.0), (7, 50.0)]
+    assert [one["items"] for one in hours_ahead([soon, third])] == [2, 7], "where no forecast is known"
+    assert hours_ahead([]) == []
+
+
+def test_a_report_has_the_jobs_as_tables_page_and_rows():
+    hours = (PlannedHour(NOW_S, NOW_S + 3600.0, 900.0, 1.5, 90.0),)
+    job = PlannedJob(
+        "f0/night", 900, hours, True, NOW_S + 3600.0, "will finish at 17:00", 1.5, 4.0, 3.0, NOW_S + 7200.0
+    )
+    plan = PlannedJobs(Revision(1, 1), NOW_S, NOW_S + 86_400.0, (job,))
+    forecast = CarbonForecast(bands=(CarbonBand(NOW_S, NOW_S + 3600.0, 80.0, 90.0, 100.0),))
+    fleet = pb.GetFleetResponse(jobs=codec.to_proto(plan), carbon_forecasts=[codec.to_proto(forecast)])
+    empty = report_document(pb.GetReportResponse())
+    found = empty | jobs_document(fleet, NOW_S)
+    queue, planned_hours = report_tables(found)[-2:]
+    assert (
+        queue[0] == "Jobs planned now; the plan saves 2.5 g (62%) against run at once, 1.5 g (50%) against run evenly"
+    )
+    assert queue[2] == [("night", "1970-02-11T18:00:00Z", "900", "will finish at 17:00", "1.5", "4", "3")]
+    assert planned_hours[2] == [("1970-02-11T16:00:00Z", "900", "1.5", "90", "#" * 24)]
+    assert "night" in _html(found)
+    head, *rows = _csv(found).splitlines()
+    row = dict(zip(head.split(","), rows[-1].split(","), strict=True))
+    assert (row["scope"], row["job"], row["grams"], row["at_once_grams"], row["basis"]) == (
+        "job", "night", "1.5", "4.0", "planned",
+    )  # fmt: skip
+    assert jobs_document(pb.GetFleetResponse(), NOW_S) == {}
+    assert "job" not in _csv(empty).splitlines()[0].split(","), "without jobs the columns are those of before"

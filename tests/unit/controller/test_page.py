@@ -15,7 +15,7 @@ import pytest
 
 from controller.page import frames, server
 from controller.page.frames import VIEWERS_MAX, Frames, OwnReads
-from controller.page.picture import DEVICES_SHOWN, picture
+from controller.page.picture import DEVICES_SHOWN, JOBS_SHOWN, picture
 from controller.page.server import ASKED_BYTES_MAX, CONNECTIONS_MAX, PageComponent
 from controller.role.leader_answers import LeaderAnswers
 from controller.settings import ControllerSettings
@@ -27,6 +27,7 @@ from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.errors import SettingError, StateUnavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs
 from trefoil.core.objective import ActMode, Budget, Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState
 from trefoil.overview.known import overview_of, read_answers
@@ -54,6 +55,7 @@ class Controller:
         self.node, self.cluster, self.why = NODE, "demo", "carbon rose by 30 %; exact: so and so"
         self.intensity_g_per_kwh = 249.0
         self.hour, self.budget_spent = HOUR, False
+        self.jobs: PlannedJobs | None = None
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         self.asked += 1
@@ -75,6 +77,7 @@ class Controller:
         return pb.GetFleetResponse(
             cluster=self.cluster, nodes=[codec.to_proto(self.node)], carbon=[codec.to_proto(reading)],
             carbon_forecasts=[codec.to_proto(CarbonForecast(SERIES, "mean", now_s, tuple(bands)))], workers=["d:0"],
+            jobs=codec.to_proto(self.jobs) if self.jobs is not None else None,
         )  # fmt: skip
 
     async def GetObjectives(self, request: Any, context: Any) -> Any:
@@ -194,6 +197,26 @@ async def test_a_budget_that_is_spent_is_a_trouble() -> None:
     controller.budget_spent = True
     line = "requests are refused: budget of acme, 5 g a day: 120% spent, refused"
     assert picture(await overview(controller), 0.0)["troubles"] == [line]
+
+
+async def test_planned_jobs_are_shown_by_deadline_over_their_hours(tmp_path: Path) -> None:
+    controller, now_s = Controller(), WallClock().now_s()
+    starts = (now_s, 50.0), (now_s + 7200.0, 100.0)
+    hours = tuple(PlannedHour(at_s, at_s + 3600.0, 9.0, 1.0, carbon) for at_s, carbon in starts)
+    jobs = [
+        PlannedJob(f"f/job{n}", 900, hours, n > 0, now_s, f"prospect {n}", 2.0, 4.0, 2.0, now_s + 86_400.0 - n)
+        for n in range(JOBS_SHOWN + 2)
+    ]
+    controller.jobs = PlannedJobs(Revision(1, 1), now_s, now_s + 86_400.0, tuple(jobs))
+    shown = picture(await overview(controller), now_s)["jobs"]
+    assert (shown["count"], shown["hidden"], shown["queue"][0]["name"]) == (JOBS_SHOWN + 2, 2, f"job{JOBS_SHOWN + 1}")
+    assert shown["hours"] == [(50.0, True), (100.0, True)]
+    assert shown["saves"] == "saves 24 g (50%) against run at once, about nothing against run evenly"
+    assert picture(await overview(controller), now_s + 86_400.0)["jobs"] is None, "the plan has ended"
+    async with served(controller, tmp_path) as (client, _):
+        html = await frame(client, lambda html: "Jobs that wait" in html)
+    assert "prospect 1" in html
+    assert "and 2 more" in html
 
 
 async def test_a_large_fleet_is_cut() -> None:

@@ -18,6 +18,7 @@ from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.core.units import format_time
+from trefoil.overview.jobs import grams_by_rule, name_of, planned_queue
 from trefoil.overview.known import overview_of, read_answers, saving_unknown
 from trefoil.overview.served import TOKEN_OBJECTIVES, promises
 from trefoil.overview.totals import REQUESTS_MIN
@@ -111,18 +112,18 @@ def carbon_lines(found: Mapping[str, Any]) -> list[str]:
 
 def jobs_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     """Planned jobs: what runs in this hour and what is saved; a line for each of those that will be late."""
-    plan = found["jobs"]
-    if plan is None or not plan["jobs"] or now_s >= plan["until_s"]:
+    jobs = planned_queue(found["jobs"], now_s)
+    if not jobs:
         return []
-    jobs, hours = plan["jobs"], [hour for job in plan["jobs"] for hour in job["hours"]]
+    hours = [hour for job in jobs for hour in job["hours"]]
     items = sum(hour["items"] for hour in hours if hour["starts_at_s"] <= now_s < hour["ends_at_s"])
-    grams, at_once, evenly = (sum(job[name] for job in jobs) for name in ("grams", "at_once_grams", "evenly_grams"))
+    grams, at_once, evenly = grams_by_rule(jobs).values()
     late = [job for job in jobs if not job["in_time"]]
     lines = [
         f"jobs: {len(jobs)} planned, {items:,.0f} items this hour; {grams:.3g} g, at once {at_once:.3g} g, "
         f"evenly {evenly:.3g} g; {len(late)} will be late"
     ]
-    lines += [f"job {job['job_id'].partition('/')[2]}: {job['reason']}" for job in late[:LATE_MAX]]
+    lines += [f"job {name_of(job)}: {job['reason']}" for job in late[:LATE_MAX]]
     return lines + ([f"... and {len(late) - LATE_MAX} more: trefoil jobs list"] if len(late) > LATE_MAX else [])
 
 

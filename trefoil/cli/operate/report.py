@@ -10,14 +10,16 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from trefoil.cli.carbon.client import format_duration, parse_moment
-from trefoil.cli.operate.report_document import records, report_document
+from trefoil.cli.operate.report_document import jobs_document, records, report_document
 from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, grid, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import SettingError
+from trefoil.overview.jobs import RULES, saved_text
 from trefoil.runtime.clock import WallClock
 
 UNKNOWN: Final = "-"
+BAR: Final = 24  # characters of the hour with the most carbon
 COST_COLUMNS: Final = ("requests", "kJ", "g", "J/request", "mg/request", "not known because")
 TOKEN_COLUMNS: Final = (
     "family", "variant", "tokens", "prompt tokens", "J/token", "mg/token", "in TTFT", "in TPOT"
@@ -49,9 +51,10 @@ def report(
     span = parse_moment(since, "--since", now_s), parse_moment(until, "--until", now_s)
 
     async def ask(system: ControllerClient) -> Any:
-        return await system.report(*span)
+        return await system.report(*span), await system.fleet()
 
-    found = report_document(call_system(where, ask))
+    told, fleet = call_system(where, ask)
+    found = report_document(told) | jobs_document(fleet, now_s)
     kind = "json" if as_json_ else format_
     if kind == "text" and out is None:
         for title, columns, rows in report_tables(found):
@@ -87,7 +90,31 @@ def report_tables(found: Mapping[str, Any]) -> list[Table]:
         *([("By token", TOKEN_COLUMNS, tokens)] if tokens else []),
         ("Data quality", ("family", "what", "how it is known"), quality),
         ("SCI = (E x I + M) / R", ("family", "term", "value", "unit", "source", "not known because"), terms),
+        *(_jobs(found["jobs"]) if "jobs" in found else ()),
     ]
+
+
+def _jobs(jobs: Mapping[str, Any]) -> list[Table]:
+    """Tables of the jobs that are planned now: by deadline, and their hours over the carbon forecast."""
+    queue: list[tuple[str, ...]] = [
+        (
+            one["job"], one["complete_by"], f"{one['items_left']:,}", one["reason"], _number(one["grams"]),
+            *(_number(one[name]) for name in RULES),
+        )
+        for one in jobs["queue"]
+    ]  # fmt: skip
+    most = max(one["p50_g_per_kwh"] for one in jobs["hours"]) if jobs["hours"] else 0.0
+    hours: list[tuple[str, ...]] = [
+        (
+            one["starts_at"], f"{one['items']:,.0f}", _number(one["grams"]), f"{one['p50_g_per_kwh']:.0f}",
+            ("#" if one["items"] else ".") * round(BAR * one["p50_g_per_kwh"] / (most or 1.0)),
+        )
+        for one in jobs["hours"]
+    ]  # fmt: skip
+    saves = saved_text(jobs["grams"], jobs)
+    columns = ("job", "complete by", "items left", "prospect", "g planned", "g at once", "g evenly")
+    hour_columns = ("from", "items", "g", "g/kWh", "carbon; # = items run")
+    return [(f"Jobs planned now; the plan {saves}", columns, queue), ("Planned hours of jobs", hour_columns, hours)]
 
 
 def _unanswered(one: Mapping[str, Any]) -> tuple[str, ...]:

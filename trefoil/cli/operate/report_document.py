@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from trefoil.core.accounting import named_sums, tenant_receipts, tenant_shares
+from trefoil.overview.jobs import RULES, grams_by_rule, hours_ahead, name_of, planned_queue
+from trefoil.runtime import codec
 
 Sums = Mapping[str, float]
 KWH_J: Final = 3.6e6
@@ -48,6 +50,22 @@ def report_document(report: Any) -> dict[str, Any]:
     }
 
 
+def jobs_document(fleet: Any, now_s: float) -> dict[str, Any]:
+    """Planned jobs of a GetFleetResponse by their deadline, and their hours over the carbon forecast, under `jobs`;
+    empty: none is planned."""
+    plan = codec.to_plain(codec.from_proto(fleet.jobs)) if fleet.HasField("jobs") else None
+    queue = planned_queue(plan, now_s)
+    if not queue:
+        return {}
+    forecasts = [codec.to_plain(codec.from_proto(one)) for one in fleet.carbon_forecasts]
+    names = ("items_left", "in_time", "reason", "grams", *RULES)
+    jobs = [
+        {"job": name_of(one), "complete_by": _utc(one["complete_by_s"])} | {n: one[n] for n in names} for one in queue
+    ]
+    hours = [{"starts_at": _utc(one.pop("starts_at_s"))} | one for one in hours_ahead(queue, forecasts)]
+    return {"jobs": {"queue": jobs, "hours": hours, **grams_by_rule(queue)}}
+
+
 def records(document: Mapping[str, Any]) -> list[Part]:
     """Rows of a table: the total, each family, variant and tenant."""
     columns: Part = dict.fromkeys(
@@ -65,6 +83,7 @@ def records(document: Mapping[str, Any]) -> list[Part]:
             "joules",
             "unanswered_joules",
             "grams",
+            *(("job", "complete_by", "items_left", "in_time", *RULES) if "jobs" in document else ()),
             "basis",
             "unknown",
         ),
@@ -76,6 +95,7 @@ def records(document: Mapping[str, Any]) -> list[Part]:
     for scope in ("families", "variants", "tenants"):
         rows += [{"scope": {"families": "family"}.get(scope, scope[:-1])} | part for part in document[scope]]
     rows = [row | {"basis": basis[row.get("family", "")]} for row in rows]
+    rows += [{"scope": "job", "basis": "planned"} | one for one in document.get("jobs", {}).get("queue", ())]
     return [columns | {name: row[name] for name in columns if name in row} for row in rows]
 
 
@@ -247,4 +267,8 @@ def _term(value: float | None, unit: str, source: str, why: str) -> dict[str, An
 
 
 def _time(at: Any) -> str:
-    return datetime.fromtimestamp(at.seconds, UTC).isoformat().replace("+00:00", "Z")
+    return _utc(at.seconds)
+
+
+def _utc(at_s: float) -> str:
+    return datetime.fromtimestamp(int(at_s), UTC).isoformat().replace("+00:00", "Z")

@@ -210,6 +210,7 @@ class PlannedJob:
     grams: float = 0.0
     at_once_grams: float = 0.0
     evenly_grams: float = 0.0
+    complete_by_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ class PlannedJobs:
 def planned_jobs(
     plan: JobsPlan,
     revision: Revision,
-    items_left: Mapping[str, int],
+    jobs: Mapping[str, PendingJob],
     carbon: Mapping[float, float],
     others: Mapping[str, tuple[float, float]],
 ) -> PlannedJobs:
@@ -244,8 +245,9 @@ def planned_jobs(
         plan.until_s,
         tuple(
             PlannedJob(
-                one.job_id, items_left[one.job_id], tuple(by_job.get(one.job_id, ())), one.short_of == Shortage.NONE,
-                one.finishes_at_s, one.reason, one.grams, *others.get(one.job_id, (0.0, 0.0)),
+                one.job_id, jobs[one.job_id].items_left, tuple(by_job.get(one.job_id, ())),
+                one.short_of == Shortage.NONE, one.finishes_at_s, one.reason, one.grams,
+                *others.get(one.job_id, (0.0, 0.0)), jobs[one.job_id].complete_by_s,
             )
             for one in plan.prospects
         ),
