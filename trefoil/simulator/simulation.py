@@ -198,7 +198,7 @@ class Simulation(NullPorts):
             self._continue_rollout()
         if self.now_s >= self._carbon_at_s - EPSILON_S:
             self._read_carbon()
-        if self.jobs.is_due(self.now_s):
+        if self.jobs.admit(self.now_s):
             self._plan_jobs()
         if self.now_s >= self._tick_at_s - EPSILON_S:
             self._tick()

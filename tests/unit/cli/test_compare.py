@@ -109,6 +109,10 @@ def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason
         (("--policies", "base,clover@papr"), ("preset = 'papr': no preset of planner clover", "paper")),
         (("--policies", "base"), ("--policies = 'base': nothing to compare", "two or more")),
         (("--set", "policy=base,exact"), ("policy", "--policies")),
+        (("--rules", "all"), ("--rules = 'all': the scenario has no jobs", "add [[jobs]]")),
+        (("--rules", "all", "--policies", "base,exact"), ("--policies = 'base,exact'", "under one policy")),
+        (("jobs", "--rules", "at_once,later"), ("jobs_rule = 'later'", "carbon_scaler")),
+        (("jobs", "--rules", "all", "--set", "jobs_rule=planned"), ("jobs_rule: is given by the comparison", "--rules")),
         (("--set", "families.1.name=digits"), ("families: has 1 entry", "families.0")),
         (("--set", "families.0.repository=nowhere,elsewhere"), ("nowhere/digits/family.toml", "No such file")),
     ],
@@ -116,6 +120,7 @@ def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason
 def test_what_cannot_be_meant_is_refused_before_anything_starts(monkeypatch, arguments, words):
     monkeypatch.setattr(runs, "run_all", lambda *_: pytest.fail("something has started"))
     monkeypatch.chdir(ROOT)
-    code, out, err = run("digits", *arguments)
+    scenario = () if arguments[0] == "jobs" else ("digits",)
+    code, out, err = run(*scenario, *arguments)
     assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
     assert all(word in err for word in words), err

@@ -98,8 +98,8 @@ class JobsEngine:
         due_s = [run.complete_by_s for run in self._open if run.complete_by_s > now_s + EPSILON_S]
         return now_s if self._changed else min(coming_s, hour_s, *due_s)
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether hours are to be planned now."""
+    def admit(self, now_s: float) -> bool:
+        """Admit jobs that have come; whether hours are to be planned now."""
         while self._coming and self._coming[0].arrives_s <= now_s + EPSILON_S:
             self._open.append(self._coming.pop(0))
             self._changed = True
