@@ -44,6 +44,7 @@ class Slice:
     loaded: bool = False
     log_from: int = 0  # byte of its Triton's log at which its last start begins
     incarnation: str = ""  # of its process: counters of different ones have nothing in common
+    adopted: bool = False  # its process ran before this agent did: what it counted until now may be booked already
     drained: bool = False
     stale_files: bool = False  # its Triton was started with files that are gone: it can load nothing any more
     proven: bool = False  # adopted without a journal: what its plan said of what it hosts is not known
@@ -58,6 +59,7 @@ class Slice:
     # counters
     counters: dict[tuple[str, int], VersionCounters] = field(default_factory=dict)
     in_flight_s: dict[tuple[str, int], float] = field(default_factory=dict)  # see record_in_flight
+    metered: dict[tuple[str, int], VersionCounters] = field(default_factory=dict)  # as the meter last read them
     counters_fresh: bool = False  # `counters` were read since the last metering
     overhead_s: float = 0.0
     overhead_requests: int = 0
@@ -161,9 +163,10 @@ class Slice:
         self.counters_fresh = True
 
     def record_overhead(self, counters: tuple[VersionCounters, ...]) -> None:
-        """Record all that was done since the last reading as warm-up."""
+        """Record all that was done since the meter's last reading as warm-up."""
+        self.overhead_s, self.overhead_requests = 0.0, 0
         for now in counters:
-            before = self.counters.get((now.family, now.version))
+            before = self.metered.get((now.family, now.version))
             if before is None or now.successes < before.successes or now.compute_batch_ns < before.compute_batch_ns:
                 spent_ns, requests = now.compute_batch_ns, now.successes  # loaded again: its counters began anew
             else:
@@ -187,7 +190,10 @@ class Slice:
             busy_s, requests = done.get(of, (0.0, 0))
             in_flight_s = self.in_flight_s.get((c.family, c.version), 0.0)
             done[of] = busy_s + c.compute_batch_ns * NANO + in_flight_s, requests + c.successes
-        work = tuple(Work(*of, *counted) for of, counted in done.items())
+        if self.state == SliceState.STARTING:  # all that its Triton did was for nobody, noted as warm-up or not yet
+            counted = sum(c.successes for c in self.counters.values())
+            self.overhead_requests = max(self.overhead_requests, counted)
+        work = tuple(Work(*of, busy_s, requests) for of, (busy_s, requests) in done.items())
         reading = SliceReading(
             key=self.key,
             generation=self.generation,
@@ -197,18 +203,22 @@ class Slice:
             work=work if self.counters_fresh else (),
             overhead_s=self.overhead_s,
             overhead_requests=self.overhead_requests,
+            adopted=self.adopted,
         )
         loaded = {(h.model, h.version) for h in self.hosted}
         if self.state != SliceState.SWAPPING:
             self.counters = {model: c for model, c in self.counters.items() if model in loaded}
             self.in_flight_s = {model: s for model, s in self.in_flight_s.items() if model in loaded}
-        self.overhead_s, self.overhead_requests, self.counters_fresh = 0.0, 0, False
+        if self.counters_fresh:  # else the next reading holds the work that it is part of
+            self.metered = dict(self.counters)
+            self.overhead_s, self.overhead_requests, self.counters_fresh = 0.0, 0, False
         return reading
 
     def on_process_ended(self) -> None:
         """Note that the slice's Triton has ended: nothing of it can be asked any more."""
         self.running, self.loaded, self.incarnation, self.heal_failure = False, False, "", ""
-        self.stale_files = self.proven = False
+        self.adopted = self.stale_files = self.proven = False
         self.triton = None
-        self.counters, self.in_flight_s = {}, {}
+        self.counters, self.metered, self.in_flight_s = {}, {}, {}
+        self.overhead_s, self.overhead_requests = 0.0, 0
         self.counters_fresh = self.failing = False

@@ -186,6 +186,7 @@ class StepExecutor:
         await self.renew_files(part)
         part.stale_files = not was_there or not _started_in(process.argv, spec.repository)
         part.log_from = log_size(self._log_path(part))
+        part.adopted = True
         self._attached(part, process)
 
     async def renew_files(self, part: Slice) -> None:

@@ -11,16 +11,19 @@ from typing import Any
 
 import grpc
 import pytest
+import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import key, node_plan, planned
 from tests.support.fast_checks import check, identity
-from tests.support.fast_cluster import FastCluster
+from tests.support.fast_cluster import NODE, FastCluster, Stage
+from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan
 from trefoil.core.plan_check import sealed
 from trefoil.runtime import codec
+from trefoil.runtime.keys import Keys
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -63,6 +66,16 @@ def health(cluster: FastCluster) -> str:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = stub.Check(health_pb2.HealthCheckRequest(service="unproven"), timeout=30)
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def requests_booked(cluster: FastCluster, stage: Stage) -> int:
+    """Requests in all samples that agents have published, two more of each GPU included."""
+    with redis.Redis(unix_socket_path=str(stage.redis.socket)) as client:
+        stream = Keys(cluster.folder.name).energy(NODE)
+        before = client.xlen(stream)
+        cluster.until(lambda: client.xlen(stream) > before + 4, "samples")
+        samples = [codec.decode(EnergySample, entry[b"d"]) for _, entry in client.xrange(stream)]
+    return sum(h.requests for sample in samples for part in sample.slices for h in part.hosted)
 
 
 def state_dir(cluster: FastCluster) -> Path:
@@ -151,9 +164,10 @@ LOSSES = {
 @pytest.mark.parametrize(
     "loss", [pytest.param(name, marks=pytest.mark.gate if name == "folder gone" else ()) for name in LOSSES]
 )
-def test_what_runs_is_adopted_without_a_journal_and_no_process_ends(cluster, loss):
+def test_what_runs_is_adopted_without_a_journal_and_no_process_ends(cluster, stage, loss):
     was = go(cluster, plan(clock_mhz=1005))
     generations = {part: status.generation for part, status in slices(cluster).items()}
+    assert requests_booked(cluster, stage) == 0
     cluster.kill_agent()
     LOSSES[loss](state_dir(cluster))
     cluster.start_agent()
@@ -164,6 +178,7 @@ def test_what_runs_is_adopted_without_a_journal_and_no_process_ends(cluster, los
     assert identity(cluster.inspect()) == was
     assert unproven(cluster) == []
     assert go(cluster, plan(clock_mhz=1005)) == was
+    assert requests_booked(cluster, stage) == 0, "no client has sent any"
     swapped = go(cluster, plan(left=2))  # it can be changed, and made room for, as any other; the clock is free again
     assert {place: swapped[place] for place in swapped if place != (0, "4g.20gb", 0)} == {
         place: was[place] for place in was if place != (0, "4g.20gb", 0)

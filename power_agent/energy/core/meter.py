@@ -246,8 +246,6 @@ def advance(
     if continues and reading.monotonic_s == state.monotonic_s:
         return state, None
     done, marks = work_since(state.marks, reading.slices)
-    if state.recovered:  # the counters of slices are of their whole lives
-        done = tuple({} for _ in reading.slices)
     after = replace(
         state,
         at_s=reading.at_s,
@@ -295,6 +293,7 @@ def _sample(
     idle_j = min(delta_j, baseline_w * serving_s)
     empty_j = min(delta_j - idle_j, baseline_w * (length_s - serving_s))
     parts = split_active(reading, done, length_s, delta_j - idle_j - empty_j)
+    unknown = state.recovered or any(part.work and not own for part, own in zip(reading.slices, done, strict=True))
     sole = parts.method == AttributionMethod.SOLE
     uncertainty = (UNCERTAINTY_SOLE if sole else UNCERTAINTY_SHARED) + reading.counter_uncertainty
     sample = EnergySample(
@@ -309,7 +308,7 @@ def _sample(
         unallocated_j=empty_j + parts.unserved_j,
         state=reading.state,
         clock_mhz_mean=clock_mhz,
-        uncertainty_ratio=1.0 if state.recovered else min(1.0, uncertainty),
+        uncertainty_ratio=1.0 if unknown else min(1.0, uncertainty),
     )
     return sample, parts
 

@@ -48,6 +48,7 @@ class Work:
 class SliceReading:
     """Reading of one slice at one moment. A new `incarnation` (another process) starts its counters at 0.
 
+    `adopted`: this agent did not start the process, so that its first counts may be booked already.
     `overhead_*`: how much of the work since the last reading was warm-up or probing.
     `sm_share`: of the device's multiprocessors; of a CPU slice its cores over those of the node.
     `gpm`, `dcgm`: mean activity since the last reading, 0..1 of the slice; None where no fresh value covers that time.
@@ -63,6 +64,7 @@ class SliceReading:
     overhead_requests: int = 0
     gpm: float | None = None
     dcgm: float | None = None
+    adopted: bool = False
 
     def activity(self, method: AttributionMethod) -> float | None:
         """Activity by one sensor, 0..1; None where it has no fresh value."""
@@ -127,20 +129,25 @@ class Split:
     active_j: tuple[float, ...]
     unserved_j: float
     method: AttributionMethod
-    quiet: bool  # nothing was done, or next to nothing
+    quiet: bool  # of each slice it is known that it did nothing, or next to nothing
 
 
 def work_since(
     marks: Sequence[CounterMark], slices: Sequence[SliceReading]
 ) -> tuple[tuple[WorkDone, ...], tuple[CounterMark, ...]]:
-    """Work of each slice since the marks, and the new marks. A slice whose counters were not read keeps its marks."""
+    """Work of each slice since the marks, and the new marks. A slice whose counters were not read keeps its marks.
+
+    Of an adopted process without marks it is not known what was booked before: its first counts only become marks.
+    """
     before = {(m.key, m.generation, m.incarnation, m.family, m.variant): m for m in marks}
+    marked = {identity[:3] for identity in before}
     done: list[WorkDone] = []
     after: dict[tuple[SliceKey, int, str, str, str], CounterMark] = {}
     for part in slices:
         own: dict[tuple[str, str], tuple[float, int]] = {}
+        process = (part.key, part.generation, part.incarnation)
         for work in part.work:
-            identity = (part.key, part.generation, part.incarnation, work.family, work.variant)
+            identity = (*process, work.family, work.variant)
             mark = before.get(identity)
             # Loading a version again restarts its counters: what they show now was done since.
             if mark is None or work.busy_s < mark.busy_s or work.requests < mark.requests:
@@ -149,11 +156,11 @@ def work_since(
                 own[work.family, work.variant] = (work.busy_s - mark.busy_s, work.requests - mark.requests)
             after[identity] = CounterMark(*identity, work.busy_s, work.requests)
         for identity, mark in before.items():
-            if identity[:3] == (part.key, part.generation, part.incarnation):
+            if identity[:3] == process:
                 after.setdefault(identity, mark)
                 if not part.work:  # it did not answer, but what it hosts is known
                     own.setdefault((mark.family, mark.variant), (0.0, 0))
-        done.append(own)
+        done.append(own if process in marked or not part.adopted else {})
     return tuple(done), tuple(after.values())
 
 
@@ -171,7 +178,7 @@ def split_active(reading: DeviceReading, done: Sequence[WorkDone], length_s: flo
     if len(busy) <= 1:
         method = AttributionMethod.SOLE
     total = sum(weights) + unserved
-    quiet = own_s <= 0 and other_s <= QUIET_OTHERS * length_s
+    quiet = all(done) and own_s <= 0 and other_s <= QUIET_OTHERS * length_s
     if rest_j <= 0 or total <= 0:
         return Split((0.0,) * len(weights), max(0.0, rest_j), method, quiet)
     per_weight_j = rest_j / total

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from power_agent.energy.core.meter import NOISE_J, MeterState, advance, recover
@@ -309,19 +309,85 @@ def test_a_sample_that_no_agent_can_have_counted_to_is_not_believed():
     assert recover(None, replace(LAST, seq=2**62), 1003.0, 503.0) is None
 
 
+def ran(busy_s: float, requests: int, **more) -> SliceReading:
+    """The first slice, whose Triton ran before this agent; without counters where they could not be read."""
+    return part(0, busy_s, requests, adopted=True, **more)
+
+
+UNREAD = ran(0, 0, work=())
+
+
+@pytest.mark.parametrize("state", [MeterState(GPU), recover(None, replace(LAST, device=GPU), 1001.0, 100.0)])
+@pytest.mark.parametrize(
+    ("seen", "requests"),
+    [
+        ((ran(50, 500), ran(51, 503)), 3),
+        ((UNREAD, ran(50, 500), ran(51, 503)), 3),
+        ((UNREAD, UNREAD, UNREAD, ran(50, 500), ran(51, 503)), 3),
+        ((None, None, ran(50, 500), ran(51, 503)), 3),
+        ((ran(50, 500), UNREAD, UNREAD, ran(51, 503)), 3),
+        ((ran(50, 500), UNREAD, ran(0.5, 2)), 2),
+        ((UNREAD, ran(0.5, 2), ran(1, 4)), 2),
+        ((ran(50, 500), ran(51, 503, work=(*ran(51, 503).work, Work("toy", "toy-s", 0.5, 2)))), 5),
+        ((UNREAD, part(0, 0.5, 2, incarnation="b"), part(0, 1, 4, incarnation="b")), 4),
+        ((UNREAD, part(0, 0, 0, generation=2, work=()), part(0, 1, 4, generation=2)), 4),
+        ((ran(0.5, 2, incarnation="b"), part(0, 1, 4, incarnation="c")), 4),
+    ],
+    ids=[
+        "read at once", "not read at first", "not read three times", "adopted late", "not read later", "loaded again",
+        "loaded again before it was read", "another model loaded", "process replaced", "made again", "replaced twice",
+    ],
+)  # fmt: skip
+def test_without_its_log_the_meter_books_what_was_counted_since_it_first_read_a_triton(state, seen, requests):
+    others = (part(1, 100 + index, 1000 + index, adopted=True) for index in range(len(seen)))
+    parts = [tuple(one for one in pair if one is not None) for pair in zip(seen, others, strict=True)]
+    _, samples = meter(*(reading(1 + at, 5_000 + 155 * at, *pair) for at, pair in enumerate(parts)), state=state)
+    booked = [(part.key, h.requests) for one in samples for part in one.slices for h in part.hosted]
+    assert sum(done for key, done in booked if key == KEYS[0]) == requests
+    assert sum(done for key, done in booked if key == KEYS[1]) == len(seen) - 1
+
+
+def test_an_interval_in_which_a_triton_was_first_read_is_not_quiet_and_its_split_uncertain():
+    other = part(1, 9, 9, adopted=True)
+    seen = enumerate((UNREAD, ran(50, 500), ran(50, 500)))
+    state, samples = meter(*(reading(at, 60 * at, one, other, learn_baseline=True) for at, one in seen))
+    assert [one.uncertainty_ratio for one in samples] == [1.0, 0.01]
+    assert state.baseline.quiet_s == 1.0
+
+
+def as_seen_from(readings: list[DeviceReading], at: int) -> list[DeviceReading]:
+    """As an agent sees them that starts at one of the readings: what ran before it is adopted."""
+    before = {(one.key, one.generation, one.incarnation) for seen in readings[:at] for one in seen.slices}
+    return [
+        replace(seen, slices=tuple(
+            replace(one, adopted=index >= at and (one.key, one.generation, one.incarnation) in before)
+            for one in seen.slices
+        ))
+        for index, seen in enumerate(readings)
+    ]  # fmt: skip
+
+
+NOT_READ_AT_FIRST = (
+    [reading(at, 155.0 * at, part(0, at, 10 * at), work) for at, work in enumerate([
+        part(1, 0, 0), part(1, 1, 10), part(1, 2, 20, work=()), part(1, 3, 30, work=()), part(1, 4, 40),
+    ])], 620.0,
+)  # fmt: skip
+
+
 @given(history=histories(), lost_at=st.integers(0, 11))
+@example(history=NOT_READ_AT_FIRST, lost_at=2)
 def test_wherever_the_log_is_lost_no_joule_and_no_request_is_booked_twice_or_lost(history, lost_at):
     readings, _ = history
     whole, lossy = MeterState("node0/gpu0"), MeterState("node0/gpu0")
     booked: dict[str, list[EnergySample]] = {"whole": [], "lossy": []}
-    for index, one in enumerate(readings):
+    for index, (one, by_next) in enumerate(zip(readings, as_seen_from(readings, lost_at), strict=True)):
         if index == lost_at and booked["lossy"]:
             last = booked["lossy"][-1]
             state = recover(None, last, last.ends_at_s, lossy.monotonic_s)
             lossy = state if state is not None else lossy
             assert lossy.recovered
         whole, sample = advance(whole, one, "node0", simulated=True)
-        lossy, other = advance(lossy, one, "node0", simulated=True)
+        lossy, other = advance(lossy, by_next, "node0", simulated=True)
         booked["whole"] += [sample] if sample is not None else []
         booked["lossy"] += [other] if other is not None else []
 

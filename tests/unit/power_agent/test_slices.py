@@ -123,12 +123,45 @@ def test_a_reading_without_fresh_counters_says_nothing_about_work():
 
 def test_all_that_was_done_since_the_last_reading_may_be_warm_up():
     part, _ = make(SliceState.STARTING)
+    part.hosted = (Hosted("toy", "v4", 4, 0, 1, 1, 8),)
     part.record_counters((counters(successes=1, busy_s=0.1),), 1.0)
+    part.take_reading(0.4, variant_of)
+    part.record_counters((counters(successes=2, busy_s=0.3),), 2.0)  # the meter has asked Triton, but not read yet
     part.record_overhead((counters(successes=3, busy_s=0.4),))
+    part.record_counters((counters(successes=3, busy_s=0.4),), 2.0)
+    part.move(SliceState.READY, "", 2.0)
     reading = part.take_reading(0.4, variant_of)
     assert reading.overhead_s == pytest.approx(0.3)
     assert reading.overhead_requests == 2
     assert part.take_reading(0.4, variant_of).overhead_requests == 0
+
+
+def test_warm_up_waits_for_the_reading_that_holds_it_and_goes_with_its_process():
+    part, _ = make(SliceState.READY)
+    part.hosted = (Hosted("toy", "v4", 4, 0, 1, 1, 8),)
+    part.overhead_requests += 1
+    part.take_reading(0.4, variant_of)  # Triton did not answer
+    part.record_counters((counters(successes=4),), 1.0)
+    assert part.take_reading(0.4, variant_of).overhead_requests == 1
+    part.overhead_requests += 1
+    part.on_process_ended()
+    assert part.overhead_requests == 0
+
+
+def test_what_a_triton_counts_before_it_serves_is_warm_up_before_it_is_noted_as_such():
+    part, _ = make(SliceState.STARTING)
+    part.hosted = (Hosted("toy", "v4", 4, 0, 1, 1, 8),)
+    part.record_counters((counters(successes=2, busy_s=0.4),), 1.0)  # the meter reads between a probe and its note
+    reading = part.take_reading(0.4, variant_of)
+    assert reading.overhead_requests == reading.work[0].requests == 2
+
+
+def test_a_reading_says_whether_its_process_was_adopted():
+    part, _ = make(SliceState.READY)
+    part.adopted = True
+    assert part.take_reading(0.4, variant_of).adopted
+    part.on_process_ended()
+    assert not part.take_reading(0.4, variant_of).adopted
 
 
 def ack(table: Revision, *loads: SliceLoad, worker: int = 0, at_s: float = 100.0) -> TableAck:
