@@ -198,6 +198,7 @@ class Inference:
     def _sent(self, request: Request, pick: Pick) -> Pick:
         ticket, in_flight = request.ticket, request.queue.in_flight_on(pick.slice)
         request.pick, request.sent_s = pick, self._clock.monotonic_s()
+        self._evidence.times.record_sent(pick.slice, pick.variant, ticket.items, request.sent_s)
         self._load.sent(request.family, pick.variant, pick.slice, ticket.slo_class, in_flight, ticket.tenant)
         return pick
 

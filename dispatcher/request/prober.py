@@ -188,7 +188,8 @@ class Prober:
         for place in silent:
             evidence.silence.on_alive(place)
             quiet_s = evidence.silence.quiet_s(place)
-            if usual_s and quiet_s >= max(STUCK_MIN_S, STUCK_FACTOR * usual_s):
+            stuck_s = max(STUCK_MIN_S, STUCK_FACTOR * usual_s)
+            if usual_s and quiet_s >= stuck_s and not evidence.times.has_first(slice_, clock.monotonic_s()):
                 why = f"says that it is alive, but answered nothing for {quiet_s:.1f} s"
                 evidence.suspicions.suspect(place, Failure.STUCK, why)
         self._probe_suspects(clock.monotonic_s())
@@ -224,6 +225,9 @@ class Prober:
         self._health.evidence.suspicions.close(place)
         if found.failure is None or found.held_up or (found.failure in PROVEN_BY_INFERENCE and suspicion.answered):
             return
+        timed_out = found.failure in (Failure.LATE, Failure.STUCK)
+        if timed_out and self._health.evidence.times.has_first(place[0], self._clock.monotonic_s()):
+            return  # the probe stood behind it
         self._health.eject(place[0], found.failure, f"{suspicion.why}; probed: {found.why}", found.model)
 
     async def _probe_stale(self, slice_: SliceKey) -> None:

@@ -258,6 +258,27 @@ async def test_short_requests_with_a_deadline_between_long_ones_are_all_served_o
         assert system.local.accounting.load.totals["digits"].by_code == {}
 
 
+async def test_a_slow_first_call_ejects_no_slice_and_has_no_later_request_dropped(state, tmp_path):
+    """Its batch of four is the first there, and takes 2.5 s; one takes 20 ms."""
+    slices = FakeTriton(version=4), FakeTriton(version=4)
+    async with dispatcher_system(state, tmp_path, *slices, credits=2, hang_quiet_s=0.2) as system:
+        one, other = system.slices
+        one.latency_s = other.latency_s = 0.02
+        for _ in range(20):
+            await asyncio.gather(*(system.stub.ModelInfer(request(1)) for _ in range(2)))
+        one.latency_s = 2.5
+        cold = [asyncio.ensure_future(system.stub.ModelInfer(request(1, items=4))) for _ in range(2)]
+        await until(lambda: one._one_at_a_time.locked())
+        one.latency_s = 0.02
+        behind = [asyncio.ensure_future(system.stub.ModelInfer(request(1, items=4), timeout=0.3)) for _ in range(4)]
+        await asyncio.gather(*behind, return_exceptions=True)
+        await asyncio.gather(*cold)
+        answers = await asyncio.gather(*(system.stub.ModelInfer(request(1, items=4), timeout=1.0) for _ in range(24)))
+        assert len(answers) == 24
+        assert not system.local.health.ejected_total
+        assert not any("dropped before dispatch" in str(each) for each in behind)
+
+
 # Cancels
 
 

@@ -170,6 +170,8 @@ class SliceEvidence:
         self.answer_counts[place] += 1
         if service_s is not None:
             self.times.record(place[0], variant, items, service_s, now_s)
+        else:
+            self.times.end_first(place[0], variant, items, now_s)
         self._late.reset(place)
         self._faults.reset(place)
         if self.suspicions:
@@ -192,10 +194,12 @@ class SliceEvidence:
         self, place: Place, variant: str, items: int, waited_s: float, now_s: float, usual: bool = True
     ) -> None:
         """Count a deadline that passed while the place had the request, which says how long others take if it is
-        `usual`; several in a row that others would have met raise a suspicion."""
+        `usual`; several in a row that others would have met raise a suspicion. First calls say nothing."""
         if now_s - self._lagged_at_s < LAGGED_S:
             return
         slice_ = place[0]
+        if self.times.is_first(slice_, variant, items, waited_s, now_s):
+            return
         if usual:
             self.times.record_late(slice_, variant, items, waited_s, now_s)
         usual_s = self.times.usual_s(slice_, variant, items) or self.times.longest_s(slice_)

@@ -2,8 +2,9 @@
 
 Source: facts of the field: Finagle's and llm-d's deadline drops; the estimate is smoothed as TCP's is (RFC 6298).
 Data: dispatch-to-answer times of answered requests, per slice, variant and size of the request (powers of two items),
-    without the first, which may load or compile. Of a request whose deadline passed while the slice had it, only that
-    it takes longer is known.
+    without first calls, which may load or compile: the first, and all that were sent before it was answered. Of a
+    request whose deadline passed while the slice had it, only that it takes longer is known. A first call that is not
+    answered within FIRST_CALL_S is taken for any other.
 Decision: a request that others wait behind is dropped before dispatch when less time is left than the slice is
     predicted to take for a quick one.
 Formulation: quick = the LOW quantile of the last RECENT times; predicted <- predicted + ALPHA (quick - predicted); a
@@ -16,6 +17,7 @@ Deviations: not a mean, because requests of one size may be unlike: short ones w
     any time left, as in every overload that lasts, no request would be given a slice in time to be answered.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +32,7 @@ SHRINK: Final = 0.95
 LENGTHEN: Final = 1.5
 LONGEST: Final = 2.0
 SIZES: Final = 16  # 2**15 items and more are one size
+FIRST_CALL_S: Final = 30.0  # to load or compile; a model that is stuck from its first call on is suspected after that
 
 
 @dataclass(slots=True)
@@ -38,6 +41,12 @@ class _Times:
     predicted_s: float = 0.0  # drops take from it, deadlines that passed add to it; 0.0 = nothing is predicted
     mean_s: float = 0.0  # of the answers alone; 0.0 = there were none
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    first_sent_s: float | None = None  # None once it is answered
+    first_ended_s: float = -math.inf
+
+    def is_first(self, now_s: float) -> bool:
+        """Whether the first call is under way."""
+        return self.first_sent_s is not None and now_s - self.first_sent_s < FIRST_CALL_S
 
     def quantile_s(self, quantile: float) -> float:
         return sorted(self.recent_s)[int(quantile * len(self.recent_s))]
@@ -49,11 +58,36 @@ class ServiceTimes:
     def __init__(self) -> None:
         self._known: dict[tuple[SliceKey, str], list[_Times | None]] = {}
 
+    def record_sent(self, slice_: SliceKey, variant: str, items: int, now_s: float) -> None:
+        """Record that a slice gets a request: whether it is the first of its kind."""
+        if self._times(slice_, variant, items) is None:
+            self._begin(slice_, variant, items, _Times(now_s, first_sent_s=now_s))
+
+    def end_first(self, slice_: SliceKey, variant: str, items: int, now_s: float) -> bool:
+        """End the first call of a kind; False: it had been answered before."""
+        times = self._times(slice_, variant, items)
+        if times is not None and times.first_sent_s is not None:
+            times.first_sent_s, times.first_ended_s = None, now_s
+            return True
+        return False
+
+    def is_first(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> bool:
+        """Whether a request that has waited for so long is a first call, or was sent before one was answered."""
+        times = self._times(slice_, variant, items)
+        return times is not None and (times.is_first(now_s) or now_s - waited_s < times.first_ended_s)
+
+    def has_first(self, slice_: SliceKey, now_s: float) -> bool:
+        """Whether a first call of any kind is under way on a slice."""
+        kinds = (each for (of, _), sizes in self._known.items() if of == slice_ for each in sizes)
+        return any(each is not None and each.is_first(now_s) for each in kinds)
+
     def record(self, slice_: SliceKey, variant: str, items: int, service_s: float, now_s: float) -> None:
-        """Record the service time of an answer; the first of its kind is left out."""
+        """Record the service time of an answer; first calls are left out."""
         times = self._times(slice_, variant, items)
         if times is None:
             self._begin(slice_, variant, items, _Times(now_s))
+            return
+        if self.end_first(slice_, variant, items, now_s) or now_s - service_s < times.first_ended_s:
             return
         times.recent_s.append(service_s)
         quick_s = times.quantile_s(LOW)
@@ -62,7 +96,7 @@ class ServiceTimes:
         times.at_s = now_s
 
     def record_late(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> None:
-        """Record that a deadline passed while the slice had a request for so long."""
+        """Record that a deadline passed while the slice had a request for so long; no first call."""
         times = self._times(slice_, variant, items)
         if times is None:
             self._begin(slice_, variant, items, _Times(now_s, waited_s))

@@ -17,7 +17,7 @@ from dispatcher.slice_health.core.outliers import (
     SlowStart,
     panicking_family,
 )
-from dispatcher.slice_health.core.service_times import HALF_LIFE_S, ServiceTimes
+from dispatcher.slice_health.core.service_times import FIRST_CALL_S, HALF_LIFE_S, ServiceTimes
 from tests.unit.dispatcher.worlds import key, node, status
 
 A, B = key(0), key(1)
@@ -276,6 +276,52 @@ def test_a_deadline_that_passed_says_that_it_takes_longer():
     assert health.times.predicted_s(A, "l", 1, 1.0) == pytest.approx(0.45)
     health.on_answer(AT_A, "l", 1, 0.36, 1.0)
     assert health.times.usual_s(A, "l", 1) == pytest.approx(0.36)
+
+
+def test_a_slow_first_call_and_what_waits_behind_it_are_no_evidence():
+    health = SliceEvidence(0.5, late_strikes=3, fault_strikes=2)
+    answer(health, 0.02)
+    times, slow = health.times, (B, "l", 1)
+    times.record_sent(*slow, 10.0)
+    assert times.has_first(B, 13.9)
+    assert not times.has_first(A, 13.9)
+    for late_s in (10.6, 12.6, 13.6, 13.8):  # sent behind it
+        health.on_deadline(AT_B, "l", 1, 0.5, late_s)
+    health.on_answer(AT_B, "l", 1, 4.0, 14.0)
+    assert not times.has_first(B, 14.0)
+    health.on_answer(AT_B, "l", 1, 3.0, 14.1)
+    health.on_deadline(AT_B, "l", 1, 0.5, 14.2)
+    assert suspected(health) == []
+    assert times.predicted_s(*slow, 14.2) == times.usual_s(*slow) == 0.0
+    health.on_answer(AT_B, "l", 1, 0.02, 14.3)
+    assert times.usual_s(*slow) == 0.02
+    for _ in range(3):
+        health.on_deadline(AT_B, "l", 1, 0.5, 20.0)
+    assert [failure for failure, _ in suspected(health)] == [Failure.LATE], "what comes later is evidence"
+
+
+def test_each_kind_of_request_has_its_first_call_on_each_slice():
+    times = ServiceTimes()
+    times.record_sent(A, "l", 1, 0.0)
+    times.record(A, "l", 1, 3.0, 3.0)
+    times.record_sent(A, "l", 1, 3.0)
+    assert not times.has_first(A, 3.5)
+    for slice_, variant, items in ((A, "l", 64), (A, "xs", 1), (B, "l", 1)):
+        times.record_sent(slice_, variant, items, 4.0)
+        assert times.is_first(slice_, variant, items, 0.5, 4.5)
+    times.forget(A)
+    assert not times.has_first(A, 4.5), "another server answers there"
+
+
+def test_a_first_call_ends_with_any_good_answer_and_is_like_any_other_after_a_while():
+    health = SliceEvidence(0.5, late_strikes=1, fault_strikes=2)
+    answer(health, 0.02)
+    health.times.record_sent(B, "l", 1, 0.0)
+    assert not late(health, 1, now_s=FIRST_CALL_S - 0.1, place=AT_B)
+    assert late(health, 1, now_s=FIRST_CALL_S + 0.1, place=AT_B), "it may be stuck"
+    health.times.record_sent(A, "stream", 1, 40.0)
+    health.on_answer(AT_A, "stream", 1, None, 41.0)  # of which nothing is learned
+    assert not health.times.has_first(A, 41.0)
 
 
 def answered_per_s(deadline_s: float, service_s: float, cv: float, credits: int) -> float:
