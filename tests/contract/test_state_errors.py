@@ -283,6 +283,29 @@ async def test_a_field_of_totals_that_is_no_sum_is_left_out_and_its_key_named_on
     assert key not in state.unreadable
 
 
+async def test_a_value_that_has_not_changed_is_not_decoded_again(monkeypatch) -> None:
+    server, decoded = Server(ManualClock(START_S)), []
+    state, (key, gone) = state_on(server, "default", ManualClock(START_S)), (KEYS.ack("d", 0), KEYS.ack("d", 1))
+    acks = [TableAck("d", 0, Revision(1, number), observed_at_s=START_S) for number in (1, 2)]
+    real = state_errors.decode_value
+    monkeypatch.setattr(state_errors, "decode_value", lambda *a: decoded.append(a[1]) or real(*a))
+    server.set(gone, codec.encode(replace(acks[0], worker=1)))
+    for data, expected, times in (
+        (codec.encode(acks[0]), acks[0], 1), (codec.encode(acks[1]), acks[1], 1), (b"\xff", None, 3),
+        (codec.encode(acks[1]), acks[1], 0), (codec.encode(acks[0]), acks[0], 1),
+    ):  # fmt: skip
+        server.set(key, data)
+        decoded.clear()
+        assert [await state.get(key, TableAck) for _ in range(3)] == [expected] * 3
+        assert decoded == [key] * times
+        assert (key in state.unreadable) is (expected is None)
+    assert set(await state.scan(KEYS.ack_prefix(), TableAck)) == {key, gone}
+    server.delete(gone)
+    assert set(await state.scan(KEYS.ack_prefix(), TableAck)) == {key}
+    assert state._read.keys() == {key}
+    assert await state.get(key, Plan) != acks[0], "of another class it is another value"
+
+
 async def test_bad_entries_of_a_stream_cost_themselves_only() -> None:
     clock, server = ManualClock(START_S), Server(ManualClock(START_S))
     state = state_on(server, "default", clock)

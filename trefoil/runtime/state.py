@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import redis.asyncio as redis
 import structlog
@@ -91,8 +91,8 @@ class State:
         self._held_until_s: dict[tuple[str, int], float] = {}
         self._highest_epoch: dict[str, int] = {}
         self._held: dict[str, _Held] = {}
-        self.unreadable: dict[str, str] = {}
-        """Keys that could not be read when they were read last, and why."""
+        self.unreadable: dict[str, str] = {}  # keys that could not be read when they were read last, and why
+        self._read: dict[str, tuple[type, bytes, Any]] = {}  # what was last decoded, by key: most change seldom
         self.on_unreadable: Callable[[str, str], object] = _ignore
         """Gets each key that cannot be read, and why, once until it is read again."""
         self._log = structlog.get_logger()
@@ -396,8 +396,9 @@ class State:
         """Scan all values that can be read and whose key begins so, by full key. `ttl_s`: for how long their writer
         writes them; what stands for longer is none of them."""
         keys = await self.names(prefix)
-        for gone in [key for key in self.unreadable if key.startswith(prefix) and key not in keys]:
-            del self.unreadable[gone]
+        for known in (self.unreadable, self._read):
+            for gone in [key for key in known.keys() - set(keys) if key.startswith(prefix)]:
+                del known[gone]
         values = await self._values(keys)
         if ttl_s is not None:
             left = await self._send(lambda pipeline: [pipeline.pttl(key) for key in keys])
@@ -471,13 +472,14 @@ class State:
         try:
             if isinstance(data, Exception):
                 raise state_errors.unreadable(key, str(data))
-            found: T = state_errors.decode_value(self.keys, key, cls, data)
+            if self._read.get(key, ())[:2] != (cls, data):
+                self._read[key] = cls, data, state_errors.decode_value(self.keys, key, cls, data)
         except errors.StateUnreadable as error:
             self._note(error)
             return None
         if self.unreadable.pop(key, None) is not None:
             self._log.info("key is read again", key=key)
-        return found
+        return cast(T, self._read[key][2])
 
     async def _readable(
         self, key: str, cls: type[T], page: Callable[[str, int], Awaitable[Entries]], at: str, count: int

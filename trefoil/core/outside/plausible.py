@@ -4,8 +4,9 @@ Redis is a blackboard: a stray value may stand there, well-formed and absurd. Bo
 worker or a device can do, so that no true value is set aside, and low enough that a false one moves no plan for long.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Final
 
 from trefoil.core.accounting import CONSERVATION_TOLERANCE, active_j
@@ -53,18 +54,26 @@ def is_sum(name: str, value: float) -> bool:
     return (value >= 0.0 or "grams" in name) and abs(value) <= SUM_MAX
 
 
-def numbers_fault(value: Any) -> str:
-    """What contradicts the numbers of a value, at any depth: the ranges of their units."""
-    for field in fields(value):
-        found = getattr(value, field.name)
-        if isinstance(found, DeviceType):  # its numbers are not the message's
-            continue
-        held = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
+def numbers_fault(value: Any, *, leaving: Collection[str] = ()) -> str:
+    """What contradicts the numbers of a value, at any depth: the ranges of their units. `leaving`: fields that are not
+    looked at."""
+    cls: Any = type(value)
+    for name in _field_names(cls):
+        found = getattr(value, name)
+        kind = type(found)
+        if not found or kind is str or kind is bool or kind is DeviceType or name in leaving:
+            continue  # a type's numbers are not the message's
+        held = found if isinstance(found, tuple) else found.values() if isinstance(found, Mapping) else (found,)
         for one in held:
-            why = numbers_fault(one) if is_dataclass(one) else complaint(field.name, one, computed=True)
+            why = numbers_fault(one) if is_dataclass(one) else complaint(name, one, computed=True)
             if why:
-                return why if is_dataclass(one) else f"{field.name} = {one!r} {why}"
+                return why if is_dataclass(one) else f"{name} = {one!r} {why}"
     return ""
+
+
+@cache
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
 
 
 def window_fault(window: LoadWindow) -> str:
@@ -185,6 +194,6 @@ def node_fault(status: NodeStatus) -> str:
         credits = max((part.credits for part in device.slices), default=0)
         if credits > CREDITS_MAX or not 0.0 <= device.power_w <= DEVICE_MAX_W:
             return f"{device.device} draws {device.power_w:g} W, and {credits} credits are on one of its slices"
-        if why := numbers_fault(replace(device, slices=(), foreign=())):
+        if why := numbers_fault(device, leaving=("slices", "foreign")):
             return f"{device.device}: {why}"
     return ""
