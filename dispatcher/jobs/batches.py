@@ -16,7 +16,8 @@ from urllib.parse import parse_qs
 
 from dispatcher.fronts.access_control import AccessControl
 from dispatcher.fronts.openai.app import Route
-from dispatcher.fronts.openai.batch_lines import ENDPOINTS, Checked, LineError, lines_of
+from dispatcher.fronts.openai.batch_lines import Checked, LineError, lines_of
+from dispatcher.fronts.openai.bodies import ENDPOINTS
 from dispatcher.fronts.rest import codec, json_text
 from dispatcher.fronts.rest.calls import (
     PROMPT_BYTES_MAX,

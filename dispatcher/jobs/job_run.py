@@ -5,7 +5,6 @@ A failed batch is tried again item by item, so that each item has its own answer
 """
 
 import asyncio
-import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -15,6 +14,8 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from dispatcher.fronts.openai.bodies import EMBEDDINGS
+from dispatcher.fronts.openai.embeddings import check_embeds
 from dispatcher.fronts.openai.engines import text_api
 from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
@@ -444,11 +445,11 @@ def unfit(job: Job, contract: Contract, models: Sequence[str]) -> TrefoilError |
     """Why the family of a job cannot have it; None: it can."""
     family, why = job.family, ""
     if job.endpoint:
-        with contextlib.suppress(InvalidInput):
-            text_api(contract, family)
-            return None
-        remedy = "GET /v1/models names those that do"
-        return InvalidInput("generates no text", field="model", value=family, remedy=remedy)
+        try:
+            (check_embeds if job.endpoint == EMBEDDINGS else text_api)(contract, family)
+        except InvalidInput as error:
+            return error
+        return None
     if contract.decoupled:
         why = "answers in streams"
     elif contract.sequence_idle_s is not None:

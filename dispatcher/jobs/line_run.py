@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import grpc
 
-from dispatcher.fronts.openai.batch_lines import CHAT
 from dispatcher.fronts.openai.completions import Completions, openai_refusal
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import HttpError
@@ -97,13 +96,13 @@ class LineRun(JobRun):
         self._preempted.discard(task)
 
     async def _line(self, item: LineItem, target: RouteTarget) -> None:
-        caller, chat = self._caller(target), self.job.endpoint == CHAT
+        caller = self._caller(target)
         try:
             item.custom_id, asked = await self._completions.read_line(item.raws[0], caller.flow[0])
             if isinstance(asked, TrefoilError):
                 raise asked
             asked = replace(asked, parameters={**asked.parameters, RECEIPT: True})
-            body, receipt = await self._completions.whole(asked, chat, caller)
+            body, receipt = await self._completions.whole(asked, caller)
             self._written(item, 200, body, receipt)
             self._count("answered", 1)
         except NotIdle:

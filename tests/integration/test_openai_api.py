@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -17,6 +18,7 @@ from tests.support.dispatching import until
 from tests.support.http_clients import needs
 from tests.support.openai_serving import CHAT, SLICE, base, both_tritons, serving_both, spelt
 from tests.support.special_world import World
+from tests.unit.dispatcher.worlds import key
 from trefoil.core.common import Basis, Revision
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.objective import BudgetRung, TenantRung, TenantRungs
@@ -55,7 +57,7 @@ async def client(world) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_models_are_the_families_that_generate_text(client):
-    assert [one.id async for one in client.models.list()] == [CHAT, "echo", "speller"]
+    assert [one.id async for one in client.models.list()] == [CHAT, "echo", "embedder", "speller"]
     assert (await client.models.retrieve(CHAT)).id == CHAT
     for name in ("scores", "nobody"):
         with pytest.raises(openai.NotFoundError) as caught:
@@ -223,6 +225,64 @@ async def test_a_bad_request_has_one_clear_error(client, world, change, status, 
     assert world.idle
 
 
+def vectors_of(answer) -> np.ndarray:
+    assert [each.index for each in answer.data] == list(range(len(answer.data)))
+    return np.array([each.embedding for each in answer.data])
+
+
+@pytest.mark.gate
+async def test_texts_are_embedded_by_as_many_as_the_family_takes(client, world):
+    """The family takes 8 at once; the package asks for base64 where nothing is said."""
+    texts = [f"which way is the sea {number}" for number in range(20)]
+    answer = await client.embeddings.create(model="embedder", input=texts)
+    whole = vectors_of(answer)
+    assert whole.shape == (20, 16)
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens, answer.model) == (120, 120, "embedder")
+    assert len({tuple(each) for each in whole}) == 20
+    totals = world.local.accounting.load.totals["embedder"]
+    assert (totals.answered, totals.items) == (3, 20)
+    one = await client.embeddings.create(model="embedder", input=texts[13], encoding_format="float")
+    assert np.allclose(vectors_of(one), whole[13:14])
+    short = await client.embeddings.create(model="embedder", input=texts[:9], dimensions=4)
+    cut = whole[:9, :4] / np.linalg.norm(whole[:9, :4], axis=1, keepdims=True)
+    assert np.allclose(vectors_of(short), cut, atol=1e-6)
+    many = await client.embeddings.create(model="embedder", input=texts * 50, encoding_format="float")
+    assert np.allclose(vectors_of(many), np.tile(whole, (50, 1))), "written in a process"
+    assert world.idle
+
+
+async def test_the_receipt_of_embeddings_is_that_of_all_requests(client, world):
+    await world.carbon()
+    await world.rates(ReceiptRate(key(0), "embedder", "v1", 0.1, 0.5, 0.0, Basis.MEASURED, 60.0, 0.0))
+    knobs = {"extra_headers": {"Trefoil-Receipt": "true"}}
+    answer = await client.embeddings.create(model="embedder", input=["a"] * 20, **knobs)
+    assert answer.trefoil["trefoil_energy_j_estimate"] == pytest.approx(3 * 0.1 + 20 * 0.5)
+    assert answer.trefoil["trefoil_slice"] == key(0).name
+    assert "trefoil" not in (await client.embeddings.create(model="embedder", input="a")).model_extra
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "words"),
+    [
+        ({"model": "nobody"}, 404, "model", "does not exist"),
+        ({"model": "scores"}, 400, "model", "makes no embeddings"),
+        ({"model": CHAT}, 400, "model", "makes no embeddings"),
+        ({"input": [5, 6]}, 400, "input", "token ids are not taken"),
+        ({"dimensions": 5}, 400, "dimensions", "leave it out, or send 4 or 8 or 16"),
+        ({"encoding_format": "float", "input": "!nan"}, 500, None, "not finite"),
+        ({"input": ["a"] * 9 + ["!error"]}, 500, None, "bewitched"),
+    ],
+)
+async def test_embeddings_that_cannot_be_made_are_one_clear_error(client, world, change, status, param, words):
+    given = {"model": "embedder", "input": "a", **change}
+    with pytest.raises(openai.APIStatusError, match=words) as caught:
+        await client.post("/embeddings", body=given, cast_to=object)
+    assert (caught.value.status_code, caught.value.param) == (status, param)
+    with pytest.raises(openai.BadRequestError, match="generates no text"):
+        await client.completions.create(model="embedder", prompt="a")
+    assert world.idle
+
+
 async def test_http_that_is_wrong_is_told_so_in_openais_shape(world):
     async with httpx.AsyncClient(base_url=f"http://{world.running.rest_address}", timeout=60.0) as plain:
         for method, path, body, status, words in (
@@ -231,7 +291,9 @@ async def test_http_that_is_wrong_is_told_so_in_openais_shape(world):
             ("POST", "/v1/completions", b" " * (4 * 2**20 + 1), 413, "4194304 bytes"),
             ("GET", "/v1/completions", b"", 405, "Method Not Allowed"),
             ("POST", "/v1/models", b"{}", 405, "Method Not Allowed"),
-            ("POST", "/v1/embeddings", b"{}", 404, "not offered"),
+            ("POST", "/v1/embeddings", b"{}", 400, "model = 'missing'"),
+            ("GET", "/v1/embeddings", b"", 405, "Method Not Allowed"),
+            ("POST", "/v1/images/generations", b"{}", 404, "not offered"),
             ("HEAD", "/v1/chat/completions", b"", 405, ""),
         ):
             answer = await plain.request(method, path, content=body)

@@ -102,6 +102,28 @@ async def test_a_batch_of_chats_is_made_polled_and_read(client):
     assert (await client.batches.list()).data == [batch]
 
 
+async def test_a_batch_of_embeddings_is_that_of_requests(client):
+    path, texts = "/v1/embeddings", [[f"text {n} {at}" for at in range(n)] for n in range(1, 12)]
+    given = [line(n, {"model": "embedder", "input": each}, path) for n, each in enumerate(texts)]
+    given[4]["body"]["input"] = [7]
+    batch = await ended(client, await batch_of(client, *given, endpoint=path))
+    assert (batch.status, batch.endpoint) == ("completed", path)
+    assert batch.request_counts.model_dump() == {"total": 11, "completed": 10, "failed": 1}
+    for each in await lines_in(client, batch.output_file_id):
+        body = openai.types.CreateEmbeddingResponse.model_validate(each["response"]["body"])
+        asked = await client.embeddings.create(
+            model="embedder", input=texts[int(each["custom_id"][8:])], encoding_format="float"
+        )
+        assert body.data == asked.data
+        assert body.usage == asked.usage
+    [wrong] = await lines_in(client, batch.error_file_id)
+    assert wrong["response"]["body"]["error"]["param"] == "input"
+    refused = await batch_of(client, line(0, {"model": CHAT, "input": "a"}, path), endpoint=path)
+    assert (refused.status, refused.errors.data[0].param) == ("failed", "model")
+    with pytest.raises(openai.BadRequestError, match="has no batches here"):
+        await batch_of(client, given[0], endpoint="/v1/responses")
+
+
 async def test_files_are_listed_read_and_deleted(client):
     given = jsonl(line(1, {"model": "speller", "prompt": "a"}), b"\r\n--not-a-boundary\r\n")
     file = await client.files.create(file=("über.jsonl", io.BytesIO(given)), purpose="batch")

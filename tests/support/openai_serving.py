@@ -32,7 +32,7 @@ def both_tritons(folder) -> Iterator[tuple[TritonProcess, SpecialTriton]]:
     hosted = engine_family.hosted(1)
     installed = engine_family.installation(folder)
     engine = TritonProcess(folder, 1, source=folder / "models", serving=hosted, triton=installed)
-    speller = SpecialTriton(folder, 0, 1, ("speller", "scores", "echo"))
+    speller = SpecialTriton(folder, 0, 1, ("speller", "scores", "echo", "embedder"))
     try:
         asyncio.run(_ready(engine, speller))
         yield engine, speller
@@ -59,7 +59,9 @@ async def serving_both(state, folder, tritons, **settings) -> AsyncIterator[Worl
         made = World(running, state, [speller])
         routes = [*special_plan([speller]).routes, Route(CHAT, "weighted", "fifo", (target,), 5000, 0, {})]
         await made.publish(node([speller.status(), status]), routes)
-        await until(lambda: all(running.contracts.known(name) for name in ("speller", "scores", "echo", CHAT)))
+        await until(
+            lambda: all(running.contracts.known(name) for name in ("speller", "scores", "echo", "embedder", CHAT))
+        )
         yield made
 
 

@@ -12,6 +12,7 @@ parrot       TEXT bytes[1] -> PARAMETERS bytes[1]: the request's parameters as J
 kinds        one tensor [2] of every datatype -> the same ones
 speller      decoupled, asked as models of the vLLM backend: text_input bytes[1] is JSON: `pieces` in hexadecimal, one
              an answer, every `ms`; then `error`, if there is one. Another text comes back as its one piece
+embedder     text_input bytes[1] -> embedding f32[16] of length 1, by its words; num_input_tokens u32[1]: its words
 echo         asked as models of the TensorRT-LLM backend: text_input bytes[1], max_tokens i32[1] -> text_output bytes[1]
 """
 
@@ -174,6 +175,23 @@ class TritonPythonModel:
     def execute(self, requests):
         return [answer(text_output=get(r, "text_input")) for r in requests]
 """,
+    "embedder": """
+import hashlib
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer([t.decode() for t in get(r, "text_input").ravel()]) for r in requests]
+    def answer(self, texts):
+        if "!nan" in texts:
+            return answer(embedding=np.full((len(texts), 16), np.nan, np.float32))
+        if "!error" in texts:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("the text is bewitched"))
+        counts = np.array([[len(t.split())] for t in texts], np.uint32)
+        return answer(embedding=np.stack([self.vector(t) for t in texts]), num_input_tokens=counts)
+    def vector(self, text):
+        words = [hashlib.blake2b(word.encode(), digest_size=16).digest() for word in text.split()]
+        whole = sum(np.frombuffer(w, np.uint8).astype(np.float32) - 127.5 for w in words)
+        return (whole / np.linalg.norm(whole)).astype(np.float32)
+""",
     "scores": """
 class TritonPythonModel:
     def execute(self, requests):
@@ -213,6 +231,9 @@ TEXTS = {
     + """
 parameters { key: "chat_template" value { string_value: "{% for m in messages %}{{ m.content }}{% endfor %}" } }
 """,
+    "embedder": _tensors("input", text_input="TYPE_STRING dims: [ 1 ]")
+    + _tensors("output", embedding="TYPE_FP32 dims: [ 16 ]", num_input_tokens="TYPE_UINT32 dims: [ 1 ]")
+    + 'parameters { key: "dimensions" value { string_value: "4,8" } }',
     "echo": _tensors("input", text_input="TYPE_STRING dims: [ 1 ]", max_tokens=I32)
     + _tensors("output", text_output="TYPE_STRING dims: [ 1 ]"),
 }

@@ -1,4 +1,4 @@
-"""OpenAI's routes on the REST port: /v1/models, /v1/completions, /v1/chat/completions; those of batches elsewhere.
+"""OpenAI's routes on the REST port: /v1/models, completions, chat completions, embeddings; those of batches elsewhere.
 
 A request becomes one of the generate extension and goes the way of every other one. Errors have OpenAI's shape.
 """
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from dispatcher.fronts.grpc.server import Fronts
+from dispatcher.fronts.openai.bodies import ENDPOINTS, AskedVectors
 from dispatcher.fronts.openai.completions import Completions, openai_refusal, unknown_model
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import (
@@ -24,7 +25,7 @@ from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import Tenant
 from trefoil.core.errors import NotFound, TrefoilError, Unavailable
-from trefoil.runtime.given.llm_backends import api_of
+from trefoil.runtime.given.llm_backends import api_of, embeds
 
 DONE: Final = b"[DONE]"
 _MODEL: Final = re.compile(r"/v1/models/([^/]+)")
@@ -63,39 +64,39 @@ class OpenAi:
         tenant = self._access.authenticate(ask.headers.get("authorization", ""))
         if ask.path == "/v1/models":
             ask.needs("GET")
-            names = [name for name in sorted(self._local.routing.table.chains) if await self._generates(name)]
+            names = [name for name in sorted(self._local.routing.table.chains) if await self._answers(name)]
             return HttpReply(200, codec.dumps({"object": "list", "data": [self._model(name) for name in names]}))
         if found := _MODEL.fullmatch(ask.path):
             ask.needs("GET")
-            if not await self._generates(found[1]):
+            if not await self._answers(found[1]):
                 raise unknown_model(found[1])
             return HttpReply(200, codec.dumps(self._model(found[1])))
         if (route := self._routes.get(ask.path.split("/")[2])) is not None:
             return await route(ask, tenant)
-        chat = ask.path == "/v1/chat/completions"
-        if not chat and ask.path != "/v1/completions":
-            raise HttpError(404, f"{ask.path} is not offered. Remedy: see GET /v1/models, POST /v1/chat/completions")
+        if ask.path not in ENDPOINTS:
+            raise HttpError(404, f"{ask.path} is not offered. Remedy: see GET /v1/models, POST {', '.join(ENDPOINTS)}")
         ask.needs("POST")
         body = await read_text(ask, self._access, tenant, *self._limit)
         caller = ask.caller(self._access, tenant)
-        answer: HttpReply | None = await while_there(ask.receive, self._answer(ask, body, chat, caller))
+        answer: HttpReply | None = await while_there(ask.receive, self._answer(ask, body, caller))
         return answer
 
-    async def _generates(self, family: str) -> bool:
-        """Whether a family is known to generate text."""
+    async def _answers(self, family: str) -> bool:
+        """Whether a family is known to generate text, or embeddings."""
         try:
-            return bool(api_of((await self._contracts.fetch(family)).config.config))
+            config = (await self._contracts.fetch(family)).config.config
+            return bool(api_of(config)) or embeds(config)
         except (NotFound, Unavailable):
             return False
 
     def _model(self, family: str) -> dict[str, Any]:
         return {"id": family, "object": "model", "created": 0, "owned_by": "trefoil"}
 
-    async def _answer(self, ask: HttpRequest, body: bytes, chat: bool, caller: Caller) -> HttpReply | None:
-        asked = await self._completions.read(body, ask.headers, chat, caller.flow[0])
-        if not asked.stream:
-            return HttpReply(200, (await self._completions.whole(asked, chat, caller))[0])
-        begun, events = await self._completions.begin(asked, chat, caller), EventStream(ask.send)
+    async def _answer(self, ask: HttpRequest, body: bytes, caller: Caller) -> HttpReply | None:
+        asked = await self._completions.read(body, ask.headers, ask.path, caller.flow[0])
+        if isinstance(asked, AskedVectors) or not asked.stream:
+            return HttpReply(200, (await self._completions.whole(asked, caller))[0])
+        begun, events = await self._completions.begin(asked, caller), EventStream(ask.send)
 
         async def take(text: str) -> None:
             await events.event(begun.chunks.text(text))

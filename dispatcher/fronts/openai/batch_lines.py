@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dispatcher.fronts.openai import bodies
-from dispatcher.fronts.openai.bodies import Asked
+from dispatcher.fronts.openai.bodies import Asked, AskedVectors
 from dispatcher.fronts.rest import json_text
 from dispatcher.routing.request_parameters import CLASS, MIN_ACCURACY, SLO_MS
 from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ENDPOINTS: Final = (CHAT, COMPLETIONS)
 ERRORS_MAX: Final = 50
 """Errors of a file that are named; it is read no further."""
 ID_CHARS_MAX: Final = 512
@@ -125,7 +123,7 @@ def _wrong(param: str, value: Any, remedy: str, code: str = "invalid_request") -
     return LineError(code, str(InvalidInput("is not taken", field=param, value=shown, remedy=remedy)), param=param)
 
 
-def read_line(line: bytes) -> tuple[str, Asked | TrefoilError]:
+def read_line(line: bytes) -> tuple[str, Asked | AskedVectors | TrefoilError]:
     """Read a line of a file that was checked: its custom_id, and what it asks for or why that is refused.
 
     Raises:
@@ -137,8 +135,8 @@ def read_line(line: bytes) -> tuple[str, Asked | TrefoilError]:
         for name in _REFUSED:
             if type(body) is dict and name in body:
                 raise InvalidInput("is not for batches", field=name, value=body[name], remedy="leave it out")
-        asked = bodies.read(body if type(body) is dict else {}, {}, given.get("url") == CHAT)
-        if asked.stream:
+        asked = bodies.read(body if type(body) is dict else {}, {}, str(given.get("url")))
+        if isinstance(asked, Asked) and asked.stream:
             raise InvalidInput("a batch has no stream", field="stream", value=True, remedy="leave it out")
         return custom_id, asked
     except InvalidInput as error:

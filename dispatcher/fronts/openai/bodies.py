@@ -1,7 +1,7 @@
-"""Bodies of OpenAI's completions and chat completions, checked. Pure.
+"""Bodies of OpenAI's completions, chat completions and embeddings, checked. Pure.
 
-Source: OpenAI's API reference (create completion, create chat completion), and vLLM's further sampling parameters. Each
-key is used, or accepted since its value changes nothing, or refused by name.
+Source: OpenAI's API reference (create completion, create chat completion, create embeddings), and vLLM's further
+sampling parameters. Each key is used, or accepted since its value changes nothing, or refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,16 @@ from typing import Any, Final
 from dispatcher.fronts.rest import json_text
 from trefoil.core.errors import VALUE_CHARS_MAX, InvalidInput, one_of
 
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+ENDPOINTS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
 COMPLETION_TOKENS: Final = 16
 """`max_tokens` of a completion that names none: OpenAI's own default."""
 MESSAGES_MAX: Final = 1024
 KEYS_MAX: Final = 256
 """Of a body."""
+TEXTS_MAX: Final = 2048
+"""Texts of one request for embeddings: OpenAI's own bound."""
+ENCODINGS: Final = ("float", "base64")
 STOPS_MAX: Final = 4
 STOP_CHARS_MAX: Final = 256
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -41,6 +46,7 @@ IGNORED: Final = frozenset(("user", "metadata", "service_tier", "safety_identifi
 OURS: Final = "trefoil_"
 TRITONS: Final = ("priority", "timeout")
 _SHARED: Final = frozenset(("model", "stream", "stream_options", "stop", "ignore_eos", *NUMBERS, *LIMITS, *UNUSED))
+_EMBEDDINGS: Final = frozenset(("model", "input", "encoding_format", "dimensions"))
 _MESSAGE: Final = frozenset(("role", "content", "name", "refusal", "annotations", "tool_call_id"))
 
 
@@ -60,13 +66,24 @@ class Asked:
     parameters: Mapping[str, Any]
 
 
-def read_text(body: bytes, headers: Mapping[str, str], chat: bool) -> Asked:
+@dataclass(frozen=True, slots=True)
+class AskedVectors:
+    """A request for the embeddings of texts. `dimensions`: None = as many as the family has."""
+
+    model: str
+    texts: tuple[str, ...]
+    as_base64: bool
+    dimensions: int | None
+    parameters: Mapping[str, Any]
+
+
+def read_text(body: bytes, headers: Mapping[str, str], endpoint: str) -> Asked | AskedVectors:
     """Read the bytes of a body; raises like `json_text.parse` and `read`."""
-    return read(json_text.parse(body), headers, chat)
+    return read(json_text.parse(body), headers, endpoint)
 
 
-def read(given: Mapping[str, Any], headers: Mapping[str, str], chat: bool) -> Asked:
-    """Read a body; `headers` Trefoil-* are request parameters, which the body overrides.
+def read(given: Mapping[str, Any], headers: Mapping[str, str], endpoint: str) -> Asked | AskedVectors:
+    """Read a body for one of ENDPOINTS; `headers` Trefoil-* are request parameters, which the body overrides.
 
     Raises:
         InvalidInput: naming the field.
@@ -74,12 +91,15 @@ def read(given: Mapping[str, Any], headers: Mapping[str, str], chat: bool) -> As
     if len(given) > KEYS_MAX:
         raise InvalidInput(f"a body has {len(given)} keys", remedy=f"send at most {KEYS_MAX}")
     given = {name: value for name, value in given.items() if value is not None}
-    content = "messages" if chat else "prompt"
-    known = _SHARED | {content} | IGNORED | set(TRITONS)
+    chat = endpoint == CHAT
+    own = _EMBEDDINGS if endpoint == EMBEDDINGS else _SHARED | {"messages" if chat else "prompt"}
+    known = own | IGNORED | set(TRITONS)
     for name in given:
         if name not in known and not name.startswith(OURS):
             short = name[:VALUE_CHARS_MAX]
             raise InvalidInput("is no parameter of this API here", field=short, remedy=one_of(sorted(known), short))
+    if endpoint == EMBEDDINGS:
+        return _vectors(given, headers)
     for name in UNUSED.keys() & given.keys():
         if not any(type(given[name]) is type(value) and given[name] == value for value in UNUSED[name]):
             allowed = ", ".join(repr(value) for value in UNUSED[name])
@@ -97,6 +117,25 @@ def read(given: Mapping[str, Any], headers: Mapping[str, str], chat: bool) -> As
         sampling=_sampling(given),
         parameters=_parameters(given, headers),
     )
+
+
+def _vectors(given: Mapping[str, Any], headers: Mapping[str, str]) -> AskedVectors:
+    form = given.get("encoding_format", "float")
+    if form not in ENCODINGS:
+        raise _wrong("encoding_format", form, "is no form of a vector", one_of(ENCODINGS))
+    size = _number(given, "dimensions", int, 1, INT32_MAX) if "dimensions" in given else None
+    return AskedVectors(_text(given, "model"), _texts(given), form == "base64", size, _parameters(given, headers))
+
+
+def _texts(given: Mapping[str, Any]) -> tuple[str, ...]:
+    value = given.get("input", "missing")
+    texts = [value] if type(value) is str and "input" in given else value
+    if type(texts) is list and len(texts) > TEXTS_MAX:
+        raise _wrong("input", len(texts), "are too many texts", f"send at most {TEXTS_MAX}")
+    if type(texts) is not list or not texts or not all(type(text) is str and text for text in texts):
+        remedy = f"send a string, or a list of 1 to {TEXTS_MAX}, none of them empty; token ids are not taken"
+        raise _wrong("input", value, "is no text", remedy)
+    return tuple(texts)
 
 
 def _wrong(field: str, value: Any, why: str, remedy: str) -> InvalidInput:

@@ -1,4 +1,4 @@
-"""Answers to OpenAI's completions and chat completions, by requests to the family's slices, in OpenAI's shape.
+"""Answers to OpenAI's completions, chat completions and embeddings, by requests to the family's slices, in its shape.
 
 For the REST port, and for items of batches. Errors have OpenAI's shape.
 """
@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai import batch_lines, bodies
-from dispatcher.fronts.openai.bodies import Asked
+from dispatcher.fronts.openai.bodies import Asked, AskedVectors
+from dispatcher.fronts.openai.embeddings import Embeddings
 from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import HttpError, HttpReply, refusal
@@ -49,42 +50,40 @@ class Begun:
 
 
 class Completions:
-    """Answers requests for text. Belongs to one event loop. `process`: codec of large bodies by bytes; None:
-    that of chat templates."""
+    """Answers requests for text and embeddings. Belongs to one event loop. `process`: codec of large bodies by bytes;
+    None: that of chat templates."""
 
     def __init__(self, fronts: Fronts, process: Callable[[int], CodecProcess] | None = None) -> None:
         self._contracts, self._streams, self._clock = fronts.contracts, fronts.streams, fronts.local.clock
         self._templates = CodecProcess(RENDERING_BYTES, RENDERING_S, RENDERINGS_MAX)
         self._process = process or (lambda _: self._templates)
+        self._embeddings = Embeddings(fronts.inference, self._process)
 
     async def close(self) -> None:
         """Give back what it holds."""
         await self._templates.close()
 
-    async def read(self, body: bytes, headers: Mapping[str, str], chat: bool, line: str) -> Asked:
+    async def read(self, body: bytes, headers: Mapping[str, str], endpoint: str, line: str) -> Asked | AskedVectors:
         """Read a body, a large one in a process. Raises InvalidInput, Unavailable."""
         if len(body) < PROCESS_TEXT_BYTES:
-            return bodies.read_text(body, headers, chat)
-        return await self._process(len(body)).asked(body, headers, chat, line=line)
+            return bodies.read_text(body, headers, endpoint)
+        return await self._process(len(body)).asked(body, headers, endpoint, line=line)
 
-    async def read_line(self, data: bytes, line: str) -> tuple[str, Asked | TrefoilError]:
+    async def read_line(self, data: bytes, line: str) -> tuple[str, Asked | AskedVectors | TrefoilError]:
         """Read a line of a batch as `batch_lines.read_line`, a large one in a process. Raises as `read`."""
         if len(data) < PROCESS_TEXT_BYTES:
             return batch_lines.read_line(data)
         return await self._process(len(data)).read_line(data, line)
 
-    async def begin(self, asked: Asked, chat: bool, caller: Caller) -> Begun:
-        """Make the request of a body.
+    async def begin(self, asked: Asked, caller: Caller) -> Begun:
+        """Make the request of a body for text.
 
         Raises:
             HttpError: there is no such family.
             InvalidInput: the family generates no text, or cannot take it.
             Unavailable: no slice tells its contract.
         """
-        try:
-            contract = await self._contracts.fetch(asked.model)
-        except NotFound:
-            raise unknown_model(asked.model) from None
+        contract, chat = await self._contract(asked.model), bool(asked.messages)
         api = text_api(contract, asked.model)
         prompt = await self._prompt(contract, asked, caller) if chat else asked.prompt
         inputs = text_inputs(contract, asked, prompt)
@@ -110,15 +109,23 @@ class Completions:
         await self._streams.answer(begun.model, begun.data, caller, add)
         return begun.answer.end()
 
-    async def whole(self, asked: Asked, chat: bool, caller: Caller) -> tuple[bytes, Mapping[str, Any]]:
+    async def whole(self, asked: Asked | AskedVectors, caller: Caller) -> tuple[bytes, Mapping[str, Any]]:
         """JSON of the answer, and its receipt. Raises as `begin` and `run`."""
-        begun, texts = await self.begin(asked, chat, caller), list[str]()
+        if isinstance(asked, AskedVectors):
+            return await self._embeddings.answer(await self._contract(asked.model), asked, caller)
+        begun, texts = await self.begin(asked, caller), list[str]()
 
         async def take(text: str) -> None:
             texts.append(text)
 
         texts.append(await self.run(begun, caller, take))
         return begun.chunks.whole("".join(texts)), begun.answer.receipt
+
+    async def _contract(self, model: str) -> Contract:
+        try:
+            return await self._contracts.fetch(model)
+        except NotFound:
+            raise unknown_model(model) from None
 
     async def _prompt(self, contract: Contract, asked: Asked, caller: Caller) -> str:
         if contract.config.config.backend == OPENAI:  # which has the model's template; the text is for estimates

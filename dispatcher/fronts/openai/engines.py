@@ -42,6 +42,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 """Values of sampling parameters that change nothing."""
 REASONS: Final = ("stop", "length")
 BYTES_PER_TOKEN: Final = 4
+PROMPT_ESTIMATED: Final = f"prompt_tokens: {BYTES_PER_TOKEN} bytes a token"
 
 
 def text_api(contract: Contract, model: str) -> str:
@@ -169,7 +170,7 @@ class TextAnswer:
         prompt, estimated = self._prompt_tokens, list[str]()
         if prompt is None:
             prompt = math.ceil(self._prompt_bytes / BYTES_PER_TOKEN)
-            estimated.append(f"prompt_tokens: {BYTES_PER_TOKEN} bytes a token")
+            estimated.append(PROMPT_ESTIMATED)
         if not self._counted:
             estimated.append("completion_tokens: one an answer of the engine")
         found = {"prompt_tokens": prompt, "completion_tokens": self._tokens, "total_tokens": prompt + self._tokens}

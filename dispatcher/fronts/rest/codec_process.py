@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 from weakref import WeakValueDictionary
 
-from dispatcher.fronts.openai import batch_lines, bodies, chat_templates
+from dispatcher.fronts.openai import batch_lines, bodies, chat_templates, vectors
 from dispatcher.fronts.rest import codec, generate_codec
 from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
@@ -34,7 +34,7 @@ _NO_MEMORY: Final = InvalidInput(
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "decode": codec.decode, "encode": codec.encode, "render": chat_templates.render, "asked": bodies.read_text,
     "generate": generate_codec.read, "generated": generate_codec.write,
-    "batch": batch_lines.check_file, "line": batch_lines.read_line,
+    "batch": batch_lines.check_file, "line": batch_lines.read_line, "embedded": vectors.as_numbers,
 }  # fmt: skip
 
 
@@ -78,9 +78,15 @@ class CodecProcess:
         """Do what `chat_templates.render` does; raises what it does, and Unavailable."""
         return await self._call(line, "render", template, messages, names)  # type: ignore[no-any-return]
 
-    async def asked(self, body: bytes, headers: Mapping[str, str], chat: bool, line: str = "") -> bodies.Asked:
+    async def asked(
+        self, body: bytes, headers: Mapping[str, str], endpoint: str, line: str = ""
+    ) -> bodies.Asked | bodies.AskedVectors:
         """Do what `bodies.read_text` does; raises what it does, and Unavailable."""
-        return await self._call(line, "asked", body, headers, chat)  # type: ignore[no-any-return]
+        return await self._call(line, "asked", body, headers, endpoint)  # type: ignore[no-any-return]
+
+    async def embedded(self, raw: bytes, size: int, line: str = "") -> bytes:
+        """Do what `vectors.as_numbers` does; raises what it does, and Unavailable."""
+        return await self._call(line, "embedded", raw, size)  # type: ignore[no-any-return]
 
     async def generate(self, body: bytes, metadata: bytes, model: str, version: str, line: str = "") -> bytes:
         """Do what `generate_codec.read` does; raises what it does, and Unavailable."""
@@ -94,7 +100,7 @@ class CodecProcess:
         """Do what `batch_lines.check_file` does; raises what it does, and Unavailable."""
         return await self._call(line, "batch", path, endpoint, requests, line_bytes)  # type: ignore[no-any-return]
 
-    async def read_line(self, data: bytes, line: str) -> tuple[str, bodies.Asked | TrefoilError]:
+    async def read_line(self, data: bytes, line: str) -> tuple[str, bodies.Asked | bodies.AskedVectors | TrefoilError]:
         """Do what `batch_lines.read_line` does; raises what it does, and Unavailable."""
         return await self._call(line, "line", data)  # type: ignore[no-any-return]
 

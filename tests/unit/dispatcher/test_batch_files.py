@@ -6,7 +6,8 @@ import random
 import pytest
 
 from dispatcher.fronts.openai import batch_lines
-from dispatcher.fronts.openai.batch_lines import CHAT, COMPLETIONS, check_file, read_line
+from dispatcher.fronts.openai.batch_lines import check_file, read_line
+from dispatcher.fronts.openai.bodies import CHAT, COMPLETIONS
 from dispatcher.jobs import files as file_store
 from dispatcher.jobs.core.form import FIELD_BYTES_MAX, PART_HEAD_BYTES_MAX, Form
 from dispatcher.jobs.core.job import Bounds, Job

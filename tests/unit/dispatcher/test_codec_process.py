@@ -7,6 +7,7 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.fronts.openai.bodies import COMPLETIONS
 from dispatcher.fronts.rest import codec, generate_codec
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from tests.support.dispatching import until
@@ -123,7 +124,7 @@ async def test_no_line_grows_without_end():
 async def test_an_error_does_not_bring_a_large_value_back(beside):
     body = json.dumps({"model": [[] for _ in range(1000)]}).encode()
     with pytest.raises(InvalidInput, match=r"model = \[\[\], \[\].*is no text") as caught:
-        await beside.asked(body, {}, chat=False)
+        await beside.asked(body, {}, COMPLETIONS)
     assert caught.value.value is None
 
 

@@ -1,8 +1,10 @@
 """Bodies of OpenAI's API: what is read, what is refused, what an engine is asked."""
 
+import base64
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import text_format
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.openai import bodies
+from dispatcher.fronts.openai import bodies, vectors
 from dispatcher.fronts.openai.engines import text_inputs
 from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
 from dispatcher.request.contracts import Contract, published
@@ -53,8 +55,9 @@ VLLM = contract('name: "chat"')
 FAMILIES = (VLLM, contract(PYDOC), contract(TRT))
 
 
-def read(body: dict[str, Any], **headers: str) -> bodies.Asked:
-    return bodies.read(body, {name.replace("_", "-"): value for name, value in headers.items()}, "messages" in body)
+def read(body: dict[str, Any], **headers: str) -> Any:
+    path = bodies.CHAT if "messages" in body else bodies.EMBEDDINGS if "input" in body else bodies.COMPLETIONS
+    return bodies.read(body, {name.replace("_", "-"): value for name, value in headers.items()}, path)
 
 
 def test_what_is_given_is_read_and_what_is_null_counts_as_left_out():
@@ -125,6 +128,52 @@ def test_what_is_wrong_is_named(change, words):
         read(CHAT | change)
 
 
+TEXTS = {"model": "m", "input": ["a", "b"]}
+
+
+def test_texts_to_embed_are_read():
+    asked = read({**TEXTS, "encoding_format": "base64", "dimensions": 8, "user": "me", "trefoil_receipt": True})
+    assert asked == bodies.AskedVectors("m", ("a", "b"), True, 8, {"trefoil_receipt": True})
+    assert read({"model": "m", "input": "a"}) == bodies.AskedVectors("m", ("a",), False, None, {})
+    assert len(read({"model": "m", "input": ["a"] * 2048}).texts) == 2048
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"input": []}, r"input = \[\]: is no text"),
+        ({"input": None}, "input = 'missing': is no text"),
+        ({"input": ""}, "none of them empty"),
+        ({"input": ["a", ""]}, "none of them empty"),
+        ({"input": [1, 2, 3]}, "token ids are not taken"),
+        ({"input": [[1, 2], [3]]}, "token ids are not taken"),
+        ({"input": {"text": "a"}}, "is no text"),
+        ({"input": ["a"] * 2049}, "input = 2049: are too many texts. Remedy: send at most 2048"),
+        ({"encoding_format": "int8"}, "encoding_format = 'int8': is no form of a vector"),
+        ({"encoding_format": ["float"]}, "encoding_format"),
+        ({"dimensions": 0}, "dimensions = 0"),
+        ({"dimensions": True}, "dimensions = True"),
+        ({"stream": True}, "stream: is no parameter of this API here"),
+        ({"model": 5}, "model = 5: is no text"),
+    ],
+)  # fmt: skip
+def test_texts_that_cannot_be_embedded_are_named(change, words):
+    with pytest.raises(InvalidInput, match=words):
+        read(TEXTS | change)
+
+
+def test_vectors_are_cut_to_length_one_and_written_either_way():
+    raw = np.array([[3, 4, 9], [0, 0, 1]], np.float32)
+    short = vectors.cut(raw, 2)
+    assert short.tolist() == pytest.approx(np.array([[0.6, 0.8], [0, 0]])), "a vector without length stays"
+    numbers = json.loads(vectors.as_numbers(raw.tobytes(), 3))
+    assert numbers[1] == {"object": "embedding", "index": 1, "embedding": [0.0, 0.0, 1.0]}
+    coded = json.loads(vectors.as_base64(raw.tobytes(), 3))
+    assert np.frombuffer(base64.b64decode(coded[0]["embedding"]), "<f4").tolist() == [3, 4, 9]
+    with pytest.raises(TrefoilError, match="not finite"):
+        vectors.as_numbers(np.array([np.inf], np.float32).tobytes(), 1)
+
+
 def test_a_prompt_is_one_text():
     for prompt in (None, 7, [], ["a", "b"], [1, 2], [[1]]):
         with pytest.raises(InvalidInput, match="prompt"):
@@ -182,7 +231,7 @@ VALUES = st.recursive(
 def made_of(body: dict[str, Any], chat: bool, family: Contract) -> Any:
     """Request for a family; the error if the body is refused."""
     try:
-        asked = bodies.read(body, {}, chat)
+        asked = bodies.read(body, {}, bodies.CHAT if chat else bodies.COMPLETIONS)
         inputs = text_inputs(family, asked, asked.prompt)
         parameters = {PARAMETERS: dict(asked.parameters)}
         return pb.ModelInferRequest.FromString(encode(inputs | parameters, family.metadata, "m"))

@@ -29,6 +29,9 @@ ENGINE_PATH: Final = "gpt_model_path"
 """Parameter with the folder of a TensorRT-LLM engine: on a slice its version's, whatever a contract says."""
 PROMPT: Final = "text_input"
 ANSWER: Final = "text_output"
+EMBEDDING: Final = "embedding"
+DIMENSIONS: Final = "dimensions"
+"""Input of a family, or parameter of its contract (`"64,128"`): sizes to which its vectors may be cut."""
 SAMPLING: Final = "sampling_parameters"
 MAX_TOKENS: Final = "max_tokens"
 TOKENS_OUT: Final = "num_output_tokens"
@@ -112,6 +115,13 @@ def api_of(config: model_config_pb2.ModelConfig) -> Api:
     if PROMPT in inputs and ANSWER in outputs:
         return VLLM if SAMPLING in inputs else TENSORRT_LLM if MAX_TOKENS in inputs else ""
     return ""
+
+
+def embeds(config: model_config_pb2.ModelConfig) -> bool:
+    """Whether a family makes a vector of each text: `text_input` to `embedding` (FP32), one answer a request."""
+    texts = {tensor.name for tensor in config.input if tensor.data_type == model_config_pb2.TYPE_STRING}
+    floats = {tensor.name for tensor in config.output if tensor.data_type == model_config_pb2.TYPE_FP32}
+    return PROMPT in texts and EMBEDDING in floats and not config.model_transaction_policy.decoupled
 
 
 def stream_inputs(
