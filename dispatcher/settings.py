@@ -13,6 +13,7 @@ from dispatcher.routers import ROUTERS
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import TRITON_NAME
 from trefoil.core.parts import Kind, load_own_parts, load_part
+from trefoil.engine_api import check_address
 from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings
 from trefoil.runtime.security.tls import FIELDS, GRPC, Tls
 
@@ -91,6 +92,9 @@ class DispatcherSettings(WorkerPlace):
     lengths_folder: Path = Path("model_repository/pydoc/lengths-tiny")
     """Predictor of answer lengths for queue `ssjf`: a folder of `trefoil lengths train`; the default predicts `pydoc`.
     Families without one are served first come, first served."""
+    engine_key_files: dict[str, Path] = Field(default_factory=dict)
+    """Files with the API keys of adopted engines, by their base URLs as the agents' settings have them; read again when
+    they change."""
     message_bytes_max: int = Field(64 * 2**20, ge=-1)
     """Largest request, decompressed or as JSON; -1 = no limit."""
     held_bytes_max: int = Field(2**30, ge=1)
@@ -198,6 +202,11 @@ class DispatcherSettings(WorkerPlace):
     def authenticates(self) -> bool:
         """Whether clients' ports know their callers otherwise than by `token`."""
         return self.tenants_file is not None or self.front_client_ca is not None
+
+    @field_validator("engine_key_files")
+    @classmethod
+    def _of_engines(cls, value: dict[str, Path]) -> dict[str, Path]:
+        return {check_address(base, "engine_key_files"): path for base, path in value.items()}
 
     @field_validator("trusted_proxies")
     @classmethod

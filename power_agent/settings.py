@@ -27,6 +27,9 @@ class EngineSettings(Settings):
     """Base URL of its clients, at which the dispatchers reach it too, as http://127.0.0.1:8000/v1."""
     devices: tuple[str, ...] = Field(min_length=1)
     """GPUs that it computes on, as gpu0; outside MIG mode. Nothing else is planned there."""
+    key_file: Path | None = None
+    """File with its API key, one line, which others may not read; read again when it changes. The dispatchers need it
+    too: engine_key_files."""
     wake: tuple[str, ...] = ()
     """Command that wakes it; empty: it is never put to sleep. Run again after a failure."""
     sleep: tuple[str, ...] = ()

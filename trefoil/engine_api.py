@@ -1,18 +1,23 @@
-"""OpenAI's API of an engine that already runs (vLLM, SGLang, TensorRT-LLM, llama.cpp): one completion as a stream.
+"""OpenAI's API of an engine that already runs (vLLM, SGLang, TensorRT-LLM, llama.cpp): one completion as a stream, or
+the embeddings of texts.
 
-An answer is whole once a choice has a `finish_reason`: llama.cpp's server ends a stream that it cuts off for the next
-request with [DONE] alone. Source: OpenAI's reference of streamed completions and chat completions.
+A completion is whole once a choice has a `finish_reason`: llama.cpp's server ends a stream that it cuts off for the
+next request with [DONE] alone. Source: OpenAI's reference of streamed completions, chat completions and embeddings.
 """
 
+import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 
 from trefoil.core.errors import SettingError, Unavailable
+from trefoil.runtime.security.key_file import HIDDEN, KeyFile
 
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 30.0
@@ -20,11 +25,14 @@ SILENCE_S: Final = 30.0
 IDLE_S: Final = 1.0
 """A connection without a request is closed after this, before an engine closes it (uvicorn: 5 s)."""
 EVENT_BYTES_MAX: Final = 1 << 20
+VECTORS_BYTES_MAX: Final = 1 << 26
 ERROR_BYTES_MAX: Final = 1 << 14
 SHOWN_CHARS: Final = 300
 DATA: Final = b"data:"
 DONE: Final = b"[DONE]"
 MESSAGES: Final = "messages"
+EMBED: Final = "embed"
+"""Task of an engine that makes embeddings."""
 PROBE: Final[Mapping[str, Any]] = {"prompt": "0", "max_tokens": 1, "temperature": 0}
 Kind = Literal["unreachable", "busy", "refused", "cut", "lost", "silent", "fault"]
 
@@ -36,26 +44,29 @@ class EngineError(Unavailable):
     ended before the answer did), lost (the connection ended), silent (for too long), fault (all else).
     """
 
-    def __init__(self, message: str, kind: Kind, remedy: str = "") -> None:
-        super().__init__(message, remedy=remedy)
+    def __init__(self, message: str, kind: Kind, remedy: str = "", *, field: str = "", value: object = None) -> None:
+        super().__init__(message, field=field, value=value, remedy=remedy)
         self.kind: Kind = kind
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """Address of an engine as its clients write it (`http://host:8000/v1`), and its name for the model."""
+    """Address of an engine as its clients write it (`http://host:8000/v1`), and its name for the model. `task`: EMBED;
+    empty: it completes texts."""
 
     base: str
     model: str
+    task: str = ""
 
     @classmethod
     def parse(cls, target: str) -> Self:
-        """Read the form in which an agent publishes it: address, #, model."""
-        base, _, model = target.partition("#")
-        return cls(base, model)
+        """Read the form in which an agent publishes it: address, ? and task, # and model."""
+        address, _, model = target.partition("#")
+        base, _, task = address.partition("?")
+        return cls(base, model, task)
 
     def __str__(self) -> str:
-        return f"{self.base}#{self.model}"
+        return f"{self.base}{self.task and f'?{self.task}'}#{self.model}"
 
 
 def check_address(address: str, field: str) -> str:
@@ -85,11 +96,19 @@ class AnswerPart:
     tokens_out: int | None = None
 
 
-class EngineClient:
-    """Client of engines. Belongs to one event loop."""
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Embeddings of texts [texts, size], and the tokens of these texts where the engine says so."""
 
-    def __init__(self, silence_s: float = SILENCE_S) -> None:
-        self._silence_s = silence_s
+    numbers: npt.NDArray[np.float32]
+    tokens_in: int | None
+
+
+class EngineClient:
+    """Client of engines. Belongs to one event loop. `key`: of the one engine that it is for."""
+
+    def __init__(self, silence_s: float = SILENCE_S, *, key: KeyFile | None = None) -> None:
+        self._silence_s, self._key = silence_s, key
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(silence_s, connect=CONNECT_S, pool=None), trust_env=False, follow_redirects=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_S),
@@ -124,13 +143,31 @@ class EngineClient:
             why = f"{target.base} broke the answer off: its stream ended without a finish_reason"
             raise EngineError(why, "cut", "try again; llama.cpp's server needs --interrupt_requests false")
 
+    async def embed(self, target: EngineTarget, texts: Sequence[str], dimensions: int | None = None) -> Vectors:
+        """Embeddings of texts, of so many dimensions if they are given; raises EngineError.
+
+        Asked for base64, which is a fifth of JSON's numbers; an engine that sends these all the same is taken, too.
+        """
+        body: dict[str, Any] = {"model": target.model, "input": list(texts), "encoding_format": "base64"}
+        body |= {"dimensions": dimensions} if dimensions else {}
+        path, data = "/embeddings", b""
+        async with self._answer(target, "POST", path, body) as answer:
+            async for part in answer.aiter_raw():
+                data += part
+                if len(data) > VECTORS_BYTES_MAX:
+                    raise EngineError(f"{target.base}{path} answers more than {VECTORS_BYTES_MAX} bytes", "fault")
+        return vectors_of(data, len(texts))
+
     async def probe(self, target: EngineTarget) -> None:
-        """Have one token answered, which alone proves an engine. An engine that is full answers.
+        """Have one token answered, or one text embedded, which alone proves an engine. An engine that is full answers.
 
         Raises:
             EngineError: it does not.
         """
         try:
+            if target.task == EMBED:
+                await self.embed(target, (PROBE["prompt"],))
+                return
             async with aclosing(self.stream(target, PROBE)) as pieces:
                 async for _ in pieces:
                     pass
@@ -155,10 +192,11 @@ class EngineClient:
         self, target: EngineTarget, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[httpx.Response]:
         """Answer with status 200, to be read; raises EngineError, of its reading too."""
+        headers = {"authorization": f"Bearer {self._key.read()}"} if self._key else {}
         try:
-            async with self._http.stream(method, target.base + path, json=body) as answer:
+            async with self._http.stream(method, target.base + path, json=body, headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    raise await _refusal(target, path, answer)
+                    raise await _refusal(target, path, answer, self._key)
                 yield answer
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             said = str(error) or f"no connection within {CONNECT_S:g} s"
@@ -173,18 +211,23 @@ class EngineClient:
 _ADDRESS: Final = "check that the engine runs there and speaks OpenAI's API"
 
 
-async def _refusal(target: EngineTarget, path: str, answer: httpx.Response) -> EngineError:
+async def _refusal(target: EngineTarget, path: str, answer: httpx.Response, key: KeyFile | None) -> EngineError:
     """The error that a status other than 200 is, with the engine's own words."""
     text = b""
     async for part in answer.aiter_raw():
         text += part
         if len(text) > ERROR_BYTES_MAX:
             break
-    said = _words(text.decode("utf-8", "replace"))
+    said = text.decode("utf-8", "replace")
+    said = _words(key.hidden_in(said) if key else said)
     status = answer.status_code
     if status == httpx.codes.TOO_MANY_REQUESTS:
         return EngineError(f"the engine is full, it answers 429: {said}", "busy", "try again later")
-    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        why = f"{target.base}{path} answers {status}: {said}"
+        remedy = "put that engine's API key into the file" if key else "name a file that holds its API key"
+        return EngineError(why, "fault", remedy, field="key_file", value=HIDDEN if key else "none")
+    if status == httpx.codes.NOT_FOUND:
         why = f"{target.base}{path} answers {status} for model {target.model}: {said}"
         return EngineError(why, "fault", "correct address or model")
     if 400 <= status < 500:
@@ -201,6 +244,26 @@ def _words(text: str) -> str:
     except (ValueError, AttributeError, RecursionError):
         pass  # no JSON: shown as it begins
     return " ".join(text.split())[:SHOWN_CHARS] or "without a word"
+
+
+def vectors_of(data: bytes, texts: int) -> Vectors:
+    """Embeddings in the JSON of an answer; raises EngineError."""
+    try:
+        given = json.loads(data)
+        rows = sorted(given["data"], key=lambda each: each["index"])
+        made = [_vector(each["embedding"]) for each in rows]
+        if [each["index"] for each in rows] != list(range(texts)) or len({len(each) for each in made}) != 1:
+            raise ValueError(f"{len(rows)} embeddings for {texts} texts, or of several sizes")
+        return Vectors(np.stack(made), _count(given.get("usage") or {}, "prompt_tokens"))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        why = f"the engine answers no embeddings: {error!r:.80}: {_shown(data)}"
+        raise EngineError(why, "fault", "check that its model embeds") from error
+
+
+def _vector(given: Any) -> npt.NDArray[np.float32]:
+    if isinstance(given, str):
+        return np.frombuffer(base64.b64decode(given, validate=True), "<f4")
+    return np.asarray(given, np.float32).reshape(-1)
 
 
 async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:

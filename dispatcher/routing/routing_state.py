@@ -32,6 +32,7 @@ from trefoil.core.objective import NO_TOKEN_SLO, TokenSlo
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.security.key_file import KeyFile
 from trefoil.runtime.security.tls import Tls
 
 LOG = structlog.get_logger()
@@ -56,7 +57,8 @@ class Routing:
         self.queues: dict[str, AsyncFamilyQueue] = {}
         self.sequences: dict[str, AsyncSequenceQueue] = {}  # of the families that have any
         self.variants: dict[tuple[str, int], str] = {}
-        self.connections = SliceConnections(tls, settings.triton_tls_name)
+        keys = {base: KeyFile(path, f"engine_key_files.{base}") for base, path in settings.engine_key_files.items()}
+        self.connections = SliceConnections(tls, keys, settings.triton_tls_name)
         self.membership = Membership(worker)
         self.changed = asyncio.Event()
         self.unprobed: set[SliceKey] = set()  # known from disk only: worth waiting for

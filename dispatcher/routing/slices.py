@@ -13,6 +13,8 @@ from dispatcher.transport.engine_channel import EngineChannel
 from dispatcher.transport.h2_channel import H2Channel, open_channel
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import TRITON_NAME, SliceKey, triton_name
+from trefoil.engine_api import EngineTarget
+from trefoil.runtime.security.key_file import KeyFile
 from trefoil.runtime.security.tls import Tls
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -66,9 +68,10 @@ class Connection:
 class SliceConnections:
     """Connections of one worker to its slices. Belongs to one event loop."""
 
-    def __init__(self, tls: Tls | None, name_form: str = TRITON_NAME) -> None:
-        """`name_form`: name in the certificate of a node's Tritons."""
-        self._tls, self._name_form = tls, name_form
+    def __init__(self, tls: Tls | None, engine_keys: Mapping[str, KeyFile], name_form: str = TRITON_NAME) -> None:
+        """`engine_keys`: API keys of adopted engines by their base URLs; `name_form`: name in the certificate of a node's
+        Tritons."""
+        self._tls, self._engine_keys, self._name_form = tls, engine_keys, name_form
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -113,7 +116,8 @@ class SliceConnections:
 
     def _channel(self, slice_: SliceKey, target: str) -> H2Channel | EngineChannel:
         if "://" in target:
-            return EngineChannel(target)
+            engine = EngineTarget.parse(target)
+            return EngineChannel(engine, self._engine_keys.get(engine.base))
         return open_channel(target, self._tls, name=triton_name(slice_.device.partition("/")[0], self._name_form))
 
     def _retire(self, connection: Connection, grace_s: float = CLOSE_GRACE_S) -> None:

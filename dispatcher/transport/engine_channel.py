@@ -1,33 +1,43 @@
 """Channel to an engine that speaks OpenAI's API: KServe's calls, as Triton's vLLM backend has them, made into its.
 
+Where the engine makes embeddings, they are the calls of a family of embeddings.
+
 An answer is passed on as it comes, each event as one response. Errors are `grpc.aio.AioRpcError`, as of an `H2Channel`.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, TypeVar
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import deserialize_bytes_tensor
 
 from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.grpc_framing import JOIN
-from trefoil.engine_api import MESSAGES, AnswerPart, EngineClient, EngineError, EngineTarget, Kind
+from trefoil.engine_api import EMBED, MESSAGES, AnswerPart, EngineClient, EngineError, EngineTarget, Kind
 from trefoil.runtime.given.llm_backends import (
     ANSWER,
+    DIMENSIONS,
+    EMBEDDING,
     OPENAI,
     PROMPT,
     REASON,
     SAMPLING,
     TOKENS_IN,
     TOKENS_OUT,
+    complete_embeddings,
     complete_vllm,
 )
+from trefoil.runtime.security.key_file import KeyFile
+
+T = TypeVar("T")
 
 ESTIMATED: Final = "trefoil_tokens_estimated"
 """Parameter of the last response where the engine counts no tokens: one was counted for each event."""
@@ -47,9 +57,9 @@ CODES: Final[Mapping[Kind, tuple[str, type[grpc.aio.AioRpcError]]]] = {
 class EngineChannel:
     """Channel to one engine, for one model. Belongs to one event loop."""
 
-    def __init__(self, target: str) -> None:
-        self._target = EngineTarget.parse(target)
-        self._client = EngineClient()
+    def __init__(self, target: EngineTarget, key: KeyFile | None = None) -> None:
+        self._target = target
+        self._client = EngineClient(key=key)
         self._under_way = set[asyncio.Future[None]]()
         self._waits = set[asyncio.Timeout]()
         self._closed = False
@@ -61,10 +71,13 @@ class EngineChannel:
         """Answer of what is asked about a server and its model; raises AioRpcError."""
         method, data = path.rpartition("/")[2], JOIN(parts)
         if method == "ModelMetadata":
-            return _metadata(pb.ModelMetadataRequest.FromString(data).name).SerializeToString(), ()
+            return _metadata(pb.ModelMetadataRequest.FromString(data).name, self._target).SerializeToString(), ()
         if method == "ModelConfig":
-            config = _config(pb.ModelConfigRequest.FromString(data).name)
+            config = _config(pb.ModelConfigRequest.FromString(data).name, self._target)
             return pb.ModelConfigResponse(config=config).SerializeToString(), ()
+        if method == "ModelInfer":
+            async with self._answering(leaving):
+                return await self._until(self._embed(data), _ends_s(timeout_s)), ()
         self._refuse_closed()
         try:
             async with asyncio.timeout(timeout_s):
@@ -82,19 +95,24 @@ class EngineChannel:
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
         """Answers to one request, the last one final; raises AioRpcError. Closing it cancels it at the engine at once,
         whatever the grace of `leaving`."""
-        self._refuse_closed()
-        loop = asyncio.get_running_loop()
-        request, done = _request(JOIN(parts)), loop.create_future()
-        self._under_way.add(done)
-        left = leaving
-        try:
+        async with self._answering(leaving):
+            request, ends_s = _request(JOIN(parts)), _ends_s(timeout_s)
             async with aclosing(self._client.stream(self._target, _asked(request))) as pieces:
                 answer = _Answer(request)
-                ends_s = None if timeout_s is None else loop.time() + timeout_s
-                while (piece := await self._next(pieces, ends_s)) is not None:
+                while (piece := await self._until(anext(pieces, None), ends_s)) is not None:
                     if data := answer.passed(piece):
                         yield data
                 yield answer.last()
+
+    @asynccontextmanager
+    async def _answering(self, leaving: Leaving | None) -> AsyncIterator[None]:
+        """One request under way: what it raises becomes AioRpcError; `leaving` hears of one that was left."""
+        self._refuse_closed()
+        done = asyncio.get_running_loop().create_future()
+        self._under_way.add(done)
+        left = leaving
+        try:
+            yield
             left = None
         except EngineError as error:
             left = None
@@ -113,6 +131,21 @@ class EngineChannel:
             if left is not None:
                 left.ended(False)
 
+    async def _embed(self, data: bytes) -> bytes:
+        request = _request(data)
+        if self._target.task != EMBED:
+            raise _error("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
+        sizes = _numbers(request, DIMENSIONS)
+        found = await self._client.embed(self._target, _texts(request, PROMPT), sizes[0] if sizes else None)
+        answer, shape = pb.ModelInferResponse(id=request.id, model_name=request.model_name), found.numbers.shape
+        answer.outputs.add(name=EMBEDDING, datatype="FP32", shape=shape)
+        answer.raw_output_contents.append(found.numbers.astype("<f4").tobytes())
+        if found.tokens_in is not None:  # of all texts together
+            answer.outputs.add(name=TOKENS_IN, datatype="UINT32", shape=(shape[0], 1))
+            count = min(found.tokens_in, 2**32 - 1).to_bytes(4, "little")
+            answer.raw_output_contents.append(count.ljust(4 * shape[0], b"\0"))
+        return bytes(answer.SerializeToString())
+
     async def close(self, grace_s: float | None = None) -> None:
         """Close it; answers under way may finish within the grace, and are then cancelled."""
         if grace_s and self._under_way:
@@ -124,11 +157,11 @@ class EngineChannel:
             await asyncio.wait(self._under_way, timeout=CUT_S)  # one that waits for its client ends when that goes on
         await self._client.close()
 
-    async def _next(self, pieces: AsyncGenerator[AnswerPart, None], ends_s: float | None) -> AnswerPart | None:
+    async def _until(self, awaited: Awaitable[T], ends_s: float | None) -> T:
         async with asyncio.timeout_at(0.0 if self._closed else ends_s) as wait:
             self._waits.add(wait)
             try:
-                return await anext(pieces, None)
+                return await awaited
             finally:
                 self._waits.discard(wait)
 
@@ -238,19 +271,42 @@ def _value(request: Any, name: str) -> Any:
     return None
 
 
-def _config(model: str) -> Any:
+def _texts(request: Any, name: str) -> list[str]:
+    """Elements of an input of texts."""
+    for at, tensor in enumerate(request.inputs):
+        if tensor.name == name:
+            raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else b""
+            data = deserialize_bytes_tensor(raw) if raw else tensor.contents.bytes_contents
+            return [each.decode("utf-8", "replace") for each in data]
+    return []
+
+
+def _numbers(request: Any, name: str) -> list[int]:
+    """Elements of an INT32 input; empty: it is not given."""
+    for at, tensor in enumerate(request.inputs):
+        if tensor.name == name:
+            raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else b""
+            return np.frombuffer(raw, "<i4").tolist() if raw else list(tensor.contents.int_contents)
+    return []
+
+
+def _ends_s(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+
+
+def _config(model: str, target: EngineTarget) -> Any:
     config = model_config_pb2.ModelConfig(name=model, backend=OPENAI)
-    complete_vllm(config)
+    (complete_embeddings if target.task == EMBED else complete_vllm)(config)
     return config
 
 
-def _metadata(model: str) -> Any:
-    config = _config(model)
-    found = pb.ModelMetadataResponse(name=model, platform=OPENAI)
+def _metadata(model: str, target: EngineTarget) -> Any:
+    config = _config(model, target)
+    found, batch = pb.ModelMetadataResponse(name=model, platform=OPENAI), [-1] * bool(config.max_batch_size)
     for tensors, entries in ((config.input, found.inputs), (config.output, found.outputs)):
         for tensor in tensors:
             kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
-            entries.add(name=tensor.name, datatype=kind, shape=tensor.dims)
+            entries.add(name=tensor.name, datatype=kind, shape=[*batch, *tensor.dims])
     return found
 
 

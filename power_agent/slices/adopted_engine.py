@@ -16,12 +16,15 @@ from power_agent.triton.client import StubDead, TritonUnready, VersionCounters
 from trefoil.core.device_types import engine_slice
 from trefoil.core.errors import StartError
 from trefoil.core.fleet import Hosted, SliceKey
-from trefoil.engine_api import EngineClient, EngineError, EngineTarget
+from trefoil.engine_api import EMBED, EngineClient, EngineError, EngineTarget
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.given.llm_backends import LLM_FILES, OPENAI, engine_model
+from trefoil.runtime.given.llm_backends import LLM_FILES, OPENAI, embeds, engine_model
 from trefoil.runtime.given.repository_names import boundary
+from trefoil.runtime.model_files import contract
+from trefoil.runtime.security.key_file import KeyFile
 
 POLL_S: Final = 0.5
+KEY_FILE: Final = "engines.key_file"
 PASSED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 """Of the agent's environment, to commands."""
 OUTPUT_CHARS_MAX: Final = 300
@@ -30,10 +33,12 @@ OUTPUT_CHARS_MAX: Final = 300
 class AdoptedEngine:
     """Engine of one slice. Belongs to one event loop."""
 
-    def __init__(self, settings: EngineSettings, target: EngineTarget, hosted: Hosted, clock: Clock) -> None:
+    def __init__(
+        self, settings: EngineSettings, target: EngineTarget, hosted: Hosted, clock: Clock, key: KeyFile | None
+    ) -> None:
         self.target = target
         self._settings, self._hosted, self._clock = settings, hosted, clock
-        self._client = EngineClient()
+        self._client = EngineClient(key=key)
 
     async def wait_ready(self, hosted: Sequence[Hosted], timeout_s: float) -> None:
         """Wait for a token; one that no command wakes has to give it at once.
@@ -85,10 +90,11 @@ class AdoptedEngine:
 
 
 class AdoptedEngines:
-    """Engines of a node, by its settings."""
+    """Engines of a node, by its settings. Raises SettingError for a key file that cannot be used."""
 
     def __init__(self, settings: PowerAgentSettings, clock: Clock) -> None:
         self._node, self._settings, self._clock = settings.node, settings, clock
+        self._keys = {each.key_file: KeyFile(each.key_file, KEY_FILE) for each in settings.engines if each.key_file}
 
     def on(self, key: SliceKey) -> EngineSettings | None:
         """Engine of a slice; None for every other slice."""
@@ -110,10 +116,11 @@ class AdoptedEngines:
         settings = self.on(key)
         if settings is None or not hosted:
             raise StartError(f"no engine of the settings is on {key.device}", remedy="put it back into engines")
-        source = self._settings.model_repository.absolute()
-        path = source / hosted[0].family / str(hosted[0].version) / LLM_FILES[OPENAI]
-        model = engine_model(path, boundary(source, hosted[0].family))
-        return AdoptedEngine(settings, EngineTarget(settings.address, model), hosted[0], self._clock)
+        source, family = self._settings.model_repository.absolute(), hosted[0].family
+        path = source / family / str(hosted[0].version) / LLM_FILES[OPENAI]
+        model, task = engine_model(path, boundary(source, family)), EMBED if embeds(contract(source, family)) else ""
+        secret = self._keys[settings.key_file] if settings.key_file else None
+        return AdoptedEngine(settings, EngineTarget(settings.address, model, task), hosted[0], self._clock, secret)
 
     async def wake(self, key: SliceKey, engine: AdoptedEngine) -> None:
         """Run the command that wakes it, unless it answers.

@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
 from tests.support.fast_cluster import NODE, FastCluster, Stage
 from tests.support.openai_engine import MODEL
@@ -20,6 +22,7 @@ from trefoil.core.device_types import WHOLE, engine_slice
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import sealed
+from trefoil.runtime.given.llm_backends import complete_embeddings
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -49,12 +52,12 @@ licence = "none"
 class Node:
     """A node of two T4s: an engine has the first, digits are served on the second."""
 
-    def __init__(self, stage: Stage, folder: Path, **engine: Any) -> None:
-        self.port, self.number = free_ports(1)[0], 0
+    def __init__(self, stage: Stage, folder: Path, key: str = "", config: str = "", **engine: Any) -> None:
+        self.port, self.number, self.key = free_ports(1)[0], 0, key
         self.process: subprocess.Popen[bytes] | None = None
         models = folder / "models"
         (models / "chat" / "1").mkdir(parents=True)
-        (models / "chat" / "config.pbtxt").write_text('name: "chat"\nbackend: "openai"\n')
+        (models / "chat" / "config.pbtxt").write_text('name: "chat"\nbackend: "openai"\n' + config)
         (models / "chat" / "family.toml").write_text(FAMILY)
         (models / "chat" / "1" / "engine.json").write_text(json.dumps({"model": MODEL}))
         for name in ("digits", "_shared"):
@@ -68,7 +71,7 @@ class Node:
 
     def start_engine(self) -> None:
         """Returns when it listens."""
-        arguments = [sys.executable, "-m", "tests.support.openai_engine", str(self.port)]
+        arguments = [sys.executable, "-m", "tests.support.openai_engine", str(self.port), self.key]
         self.process = subprocess.Popen(arguments, cwd=ROOT)
         deadline_s = time.monotonic() + 60
         while subprocess.run(["curl", "-s", "-o", "/dev/null", f"{self.address}/models"], check=False).returncode:
@@ -182,3 +185,23 @@ def test_an_engine_of_a_variant_that_no_repository_has_closes_its_device(node):
     assert "family chat has no variant small" in node.device().closed
     node.go(OTHER)
     node.until_state(SliceState.READY, DIGITS)
+
+
+def test_an_engine_of_embeddings_with_a_key_is_proven_by_them(stage, tmp_path):
+    config, file = model_config_pb2.ModelConfig(), tmp_path / "key"
+    complete_embeddings(config)
+    file.write_text("sk-wrong")
+    file.chmod(0o600)
+    node = Node(stage, tmp_path, "sk-right", text_format.MessageToString(config), key_file=str(file))
+    try:
+        node.start_engine()
+        node.go(CHAT)
+        node.until_state(SliceState.FAILED, why="key_file = '[key]': ")
+        assert "no such key: [key]. Remedy: put that engine's API key into the file" in node.slice().why
+        file.write_text("sk-right")
+        node.until_state(SliceState.READY)
+        assert node.slice().grpc_target == f"{node.address}?embed#{MODEL}"
+        assert "sk-" not in (node.cluster.folder / "agent.log").read_text()
+    finally:
+        node.cluster.close()
+        node.kill_engine()

@@ -43,10 +43,10 @@ async def engine() -> AsyncIterator[Engine]:
         yield made
 
 
-async def publish(system: DispatcherSystem, *addresses: str, credits: int = 8) -> None:
+async def publish(system: DispatcherSystem, *addresses: str, credits: int = 8, task: str = "") -> None:
     hosted = Hosted(CHAT, "tiny", 1, 0, 1, 1, credits)
     slices = [
-        dataclasses.replace(status(n), hosted=(hosted,), grpc_target=f"{address}#{MODEL}")
+        dataclasses.replace(status(n), hosted=(hosted,), grpc_target=f"{address}{task}#{MODEL}")
         for n, address in enumerate(addresses)
     ]
     targets = [RouteTarget(key(n), "tiny", 0, 1 / len(slices), credits, False, "", 0.6, 1) for n in range(len(slices))]
@@ -202,3 +202,78 @@ async def test_clients_of_grpc_see_tritons_vllm_backend(adopted, flags, text):
 async def test_sampling_parameters_that_are_none_are_refused_by_name(adopted, sampling, words):
     [answer] = [one async for one in answers(adopted.system.running.address, request("hello", sampling=sampling))]
     assert words in answer.error_message
+
+
+@pytest.fixture
+async def embedding(adopted, engine) -> Adopted:
+    await publish(adopted.system)
+    await publish(adopted.system, engine.address, task="?embed")
+    return adopted
+
+
+async def test_embeddings_are_the_engines_own_with_its_usage(embedding, engine):
+    assert [one.id async for one in embedding.client.models.list()] == [CHAT]
+    texts = [f"{chr(97 + n % 26)}{'x' * n}" for n in range(70)]
+    answer = await embedding.client.embeddings.create(model=CHAT, input=texts, dimensions=2)
+    assert [each.embedding for each in answer.data] == [[len(text), ord(text[0])] for text in texts]
+    assert answer.usage.prompt_tokens == sum(map(len, texts))
+    assert [len(body["input"]) for body in engine.bodies] == [32, 32, 6]
+    numbers = await embedding.client.embeddings.create(model=CHAT, input="!numbers", encoding_format="float")
+    assert numbers.data[0].embedding == [8, 33, 1]
+    assert engine.bodies[-1] == {"model": MODEL, "input": ["!numbers"], "encoding_format": "base64"}
+    for wrong, kind, words in (
+        ("!429", openai.RateLimitError, "the engine is full"),
+        ("!short", openai.InternalServerError, "answers no embeddings"),
+        ("!html", openai.InternalServerError, "answers no embeddings"),
+    ):
+        with pytest.raises(kind, match=words):
+            await embedding.client.embeddings.create(model=CHAT, input=wrong)
+    with pytest.raises(openai.BadRequestError, match="no such model, or size"):
+        await embedding.client.embeddings.create(model=CHAT, input="a", dimensions=5)
+    with pytest.raises(openai.BadRequestError, match="generates no text"):
+        await embedding.client.completions.create(model=CHAT, prompt="a")
+    await until(lambda: not load(embedding))
+
+
+@pytest.mark.gate
+async def test_an_engine_gets_its_key_alone_and_no_error_shows_it(state, tmp_path, capfd):
+    file = tmp_path / "key"
+    file.write_text("sk-secret-1\n")
+    file.chmod(0o600)
+    async with (
+        openai_engine.serving(key="sk-secret-1") as engine,
+        openai_engine.serving() as other,
+        dispatching(
+            state, tmp_path, rest_address="127.0.0.1:0", engine_key_files={f"{engine.address}/": file}
+        ) as running,
+        AsyncOpenAI(base_url=f"http://{running.rest_address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        adopted = Adopted(DispatcherSystem(running, state, []), client)
+        await publish(adopted.system, engine.address)
+        assert len((await adopted.stream("hello"))[0]) == 6
+        assert engine.shown[-1] == "sk-secret-1"
+        engine.elsewhere = f"{other.address}/completions"
+        with pytest.raises(openai.InternalServerError, match="answers 307"):
+            await adopted.stream("!redirect")
+        assert not other.paths, "no redirect takes the key along"
+        engine.key = "sk-secret-2"
+        refused = r"key_file = '\[key\]': .* answers 401.* no such key: \[key\]\. Remedy: put that engine's API key"
+        with pytest.raises(openai.InternalServerError, match=refused):
+            await adopted.stream("hello")
+        file.write_text("sk-secret-2\n")
+        assert len((await adopted.stream("hello"))[0]) == 6, "the file is read again"
+        file.write_text("")
+        assert len((await adopted.stream("hello"))[0]) == 6, "the last key stays"
+        await publish(adopted.system)
+        await publish(adopted.system, other.address)
+        assert len((await adopted.stream("hello"))[0]) == 6
+        assert set(other.shown) == {""}, "the key is for the one address"
+    said = "".join(capfd.readouterr())
+    assert "its file is not taken" in said
+    assert "sk-secret" not in said
+
+
+async def test_an_engine_that_wants_a_key_says_so(adopted, engine):
+    engine.key = "sk-secret"
+    with pytest.raises(openai.InternalServerError, match=r"key_file = 'none': .*Remedy: name a file that holds its"):
+        await adopted.stream("hello")

@@ -1,17 +1,21 @@
 """A scripted engine that speaks OpenAI's API, with the faults of real ones.
 
-Alone: `python -m tests.support.openai_engine PORT`.
+Alone: `python -m tests.support.openai_engine PORT [KEY]`.
 
-It answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks for:
+It embeds a text as [its length, its first letter, 1]; with a key it refuses who has another one, and repeats that. It
+answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks for:
     !429 !503 !404 !html           another answer than a stream
     !half !broken !error !cut      after two words: half an event, no JSON, an error, [DONE] without a reason
     !silence !close                after two words: nothing more, the connection is closed
     !deaf                          nothing at all
     !plain                         no usage, as llama.cpp's server
+    !redirect                      307 to another address
 """
 
 import asyncio
+import base64
 import json
+import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,14 +27,18 @@ MODEL = "org/tiny"
 
 @dataclass
 class Engine:
-    """`bodies`: of all completions. `full`: answers 429. `running`: streams under way."""
+    """`bodies`: of all completions. `full`: answers 429. `running`: streams under way. `key`: API key that it asks for.
+    `shown`: keys that clients showed."""
 
     step_s: float = 0.001
     full: bool = False
+    key: str = ""
+    elsewhere: str = ""
     running: int = 0
     left: int = 0  # streams whose client left before their end
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     address: str = ""
     server: asyncio.Server | None = None
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -47,10 +55,12 @@ class Engine:
         self.writers.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(
-                    (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
-                )
-                body = await reader.readexactly(length)
+                lines = head.decode().split("\r\n")
+                headers = {
+                    name.lower(): value.strip() for name, _, value in (each.partition(":") for each in lines[1:])
+                }
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                self.shown.append(headers.get("authorization", "").removeprefix("Bearer "))
                 await self._answer(head.split(b" ")[1].decode(), json.loads(body or b"{}"), reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -62,6 +72,12 @@ class Engine:
         self, path: str, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.paths.append(path)
+        if self.key and self.shown[-1] != self.key:
+            _reply(writer, 401, "application/json", f'{{"error": {{"message": "no such key: {self.shown[-1]}"}}}}')
+            return
+        if path.endswith("embeddings"):
+            self._embed(body, writer)
+            return
         if not path.endswith("completions"):
             _reply(writer, 200 if path == "/v1/models" else 404, "application/json", '{"data": []}')
             return
@@ -74,6 +90,8 @@ class Engine:
             _reply(writer, 404, "application/json", '{"error": {"message": "The model does not exist"}}')
         elif word == "!503":
             _reply(writer, 503, "text/plain", "loading the model")
+        elif word == "!redirect":
+            _reply(writer, 307, "text/plain", "", f"location: {self.elsewhere}\r\n")
         elif word == "!html":
             _reply(writer, 200, "text/html", "<html>It works!</html>")
         elif len(prompt) > 1000:
@@ -88,6 +106,23 @@ class Engine:
             finally:
                 self.running -= 1
                 gone.cancel()
+
+    def _embed(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.bodies.append(body)
+        texts, size = body["input"], body.get("dimensions", 3)
+        if self.full or texts[0] == "!429":
+            _reply(writer, 429, "application/json", '{"error": {"message": "too many requests"}}')
+        elif body["model"] != MODEL or size > 3:
+            _reply(writer, 400, "application/json", '{"error": {"message": "no such model, or size"}}')
+        elif texts[0] == "!short":
+            _reply(writer, 200, "application/json", '{"data": []}')
+        elif texts[0] == "!html":
+            _reply(writer, 200, "text/html", "<html>It works!</html>")
+        else:
+            rows = [[float(len(text)), float(ord(text[0])), 1.0][:size] for text in texts]
+            data = [{"index": at, "embedding": _coded(row, texts[at])} for at, row in enumerate(rows)]
+            answer = {"data": data[::-1], "usage": {"prompt_tokens": sum(map(len, texts))}}
+            _reply(writer, 200, "application/json", json.dumps(answer))
 
     async def _stream(
         self, word: str, body: dict[str, Any], writer: asyncio.StreamWriter, gone: "asyncio.Future[bytes]"
@@ -133,8 +168,13 @@ def _event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
     writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
-def _reply(writer: asyncio.StreamWriter, status: int, kind: str, text: str) -> None:
-    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(text)}\r\n\r\n"
+def _coded(row: list[float], text: str) -> Any:
+    """A vector in base64; as numbers for "!numbers", as engines do that know no other form."""
+    return row if text == "!numbers" else base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode()
+
+
+def _reply(writer: asyncio.StreamWriter, status: int, kind: str, text: str, more: str = "") -> None:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\n{more}content-length: {len(text)}\r\n\r\n"
     writer.write(head.encode() + text.encode())
 
 
@@ -150,10 +190,10 @@ async def serving(port: int = 0, **settings: Any) -> AsyncIterator[Engine]:
         server.close()
 
 
-async def _main(port: int) -> None:
-    async with serving(port):
+async def _main(port: int, key: str) -> None:
+    async with serving(port, key=key):
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1])))
+    asyncio.run(_main(int(sys.argv[1]), *sys.argv[2:] or [""]))

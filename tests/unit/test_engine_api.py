@@ -152,3 +152,23 @@ def test_nothing_else_may_be_planned_on_an_engine():
     wrong = replace(node, devices=(replace(node.devices[0], slices=(other,)), *node.devices[1:]))
     with pytest.raises(PlanError, match="an engine serves its own variant alone"):
         check(replace(plan, nodes=(wrong,)), one.fleet, one.catalog, one.demand)
+
+
+def test_a_target_is_read_as_it_is_written():
+    for text, parts in (
+        ("http://h:8/v1#org/m", ("http://h:8/v1", "org/m", "")), ("http://h/v1?embed#m", ("http://h/v1", "m", "embed")),
+    ):  # fmt: skip
+        found = engine_api.EngineTarget.parse(text)
+        assert (found.base, found.model, found.task) == parts
+        assert str(found) == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(b"{}", "KeyError"), (b"[", "JSONDecodeError"), (b'{"data": [{"index": 1, "embedding": [1]}]}', "1 embeddings"),
+     (b'{"data": [{"index": 0, "embedding": "x"}]}', "Error"), (b'{"data": [5]}', "Error"),
+     (b'{"data": [{"index": 0, "embedding": {"a": 1}}]}', "Error"), (b"null", "TypeError")],
+)  # fmt: skip
+def test_what_are_no_embeddings_is_said(answer, why):
+    with pytest.raises(engine_api.EngineError, match=f"answers no embeddings: .*{why}"):
+        engine_api.vectors_of(answer, 1)

@@ -31,6 +31,7 @@ from trefoil.runtime.given.llm_backends import (
     TENSORRT_LLM,
     VLLM_TENSORS,
     complete_vllm,
+    embeds,
 )
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
@@ -152,7 +153,7 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     except OSError as error:
         remedy, so = "add it, with input and output, to the family's folder", f"family {family} has no tensor contract"
         raise system_error(CatalogError, error, "be read", path, remedy=remedy, so=so) from error
-    if backend_of(config) in VLLM_TENSORS:
+    if backend_of(config) in VLLM_TENSORS and not embeds(config):
         complete_vllm(config)
     if backend_of(config) == TENSORRT_LLM:
         config.parameters.pop(ENGINE_PATH, None)

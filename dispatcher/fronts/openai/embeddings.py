@@ -45,12 +45,13 @@ class Embeddings:
             StatusError, TrefoilError: it failed.
         """
         check_embeds(contract, asked.model)
-        size, sized = _size(contract, asked)
+        size, cuts = _size(contract, asked)
         found, tokens, receipt = list[npt.NDArray[np.float32]](), list[int | None](), dict[str, Any]()
         at_once = _at_once(contract)
         for at in range(0, len(asked.texts), at_once):
             texts = list(asked.texts[at : at + at_once])
-            given = {PROMPT: texts, **sized, PARAMETERS: dict(asked.parameters)}
+            sizes = {DIMENSIONS: [asked.dimensions] * (len(texts) if contract.batches else 1)} if cuts else {}
+            given = {PROMPT: texts, **sizes, PARAMETERS: dict(asked.parameters)}
             data = encode(given, contract.metadata, asked.model)
             answer = pb.ModelInferResponse.FromString((await self._inference.answer(data, caller)).data)
             found.append(_vectors(answer, len(texts)))
@@ -90,13 +91,13 @@ def _at_once(contract: Contract) -> int:
     return OPEN_BATCH if -1 in tensor.shape else 1
 
 
-def _size(contract: Contract, asked: AskedVectors) -> tuple[int, dict[str, Any]]:
-    """Size that vectors are cut to here (0: they are not), and inputs by which the family cuts them itself."""
+def _size(contract: Contract, asked: AskedVectors) -> tuple[int, bool]:
+    """Size that vectors are cut to here (0: they are not), and whether the family cuts them itself."""
     if asked.dimensions is None:
-        return 0, {}
+        return 0, False
     config = contract.config.config
     if any(tensor.name == DIMENSIONS for tensor in config.input):
-        return 0, {DIMENSIONS: asked.dimensions}
+        return 0, True
     [tensor] = [tensor for tensor in config.output if tensor.name == EMBEDDING]
     stated = config.parameters[DIMENSIONS].string_value if DIMENSIONS in config.parameters else ""
     sizes = [int(one) for one in stated.split(",") if one.strip().isdecimal()]
@@ -105,7 +106,7 @@ def _size(contract: Contract, asked: AskedVectors) -> tuple[int, dict[str, Any]]
         remedy = f"leave it out{', or send ' + ' or '.join(map(str, sizes)) if sizes else ''}"
         why = f"{asked.model} has no vectors of that size"
         raise InvalidInput(why, field=DIMENSIONS, value=asked.dimensions, remedy=remedy)
-    return asked.dimensions, {}
+    return asked.dimensions, False
 
 
 def _vectors(answer: Any, texts: int) -> npt.NDArray[np.float32]:

@@ -11,6 +11,8 @@ import pytest
 from tests.support import openai_engine
 from tests.unit.cli.test_family import done, refused, run
 from trefoil.core.common import Basis
+from trefoil.runtime.given.llm_backends import embeds
+from trefoil.runtime.model_files import contract
 from trefoil.runtime.repository import load_family
 
 OPTIONS = ("--as", "chat", "--tokens-mean", 8, "--slo-latency-ms", 2000, "--streams", "1,3", "--seconds", 0)
@@ -18,23 +20,28 @@ BOARD = ("--device-type", "A100-SXM4-40GB")
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def addresses() -> Iterator[list[str]]:
     loop, found, stop = asyncio.new_event_loop(), list[str](), asyncio.Event()
     ready = threading.Event()
 
     async def serve() -> None:
-        async with openai_engine.serving() as engine:
-            found.append(engine.address)
+        async with openai_engine.serving() as engine, openai_engine.serving(key="sk-1") as locked:
+            found.extend((engine.address, locked.address))
             ready.set()
             await stop.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     ready.wait(60)
-    yield found[0]
+    yield found
     loop.call_soon_threadsafe(stop.set)
     thread.join()
     loop.close()
+
+
+@pytest.fixture(scope="module")
+def address(addresses: list[str]) -> str:
+    return addresses[0]
 
 
 def engine(tmp_path: Path, *given: str, options: tuple[object, ...] = (*OPTIONS, *BOARD), accuracy: str = "tiny=0.6"):
@@ -99,3 +106,45 @@ def test_an_engine_that_does_not_serve_the_model_is_said_and_nothing_is_written(
     assert why in said.output
     assert "Remedy: correct address or model" in said.output
     assert not list(tmp_path.iterdir())
+
+
+EMBEDS = ("--as", "passages", "--embeddings", "--slo-latency-ms", 500, "--streams", "1,3", "--seconds", 0, *BOARD)
+
+
+def test_a_family_of_embeddings_is_written(tmp_path, address):
+    said = engine(tmp_path, f"tiny={address}#org/tiny", options=EMBEDS)
+    assert said.exit_code == 0, said.output
+    assert "3 texts at once" in said.output
+    family, rows = load_family(tmp_path / "passages")
+    assert (family.generative, family.tokens_mean) == (False, 0.0)
+    assert [row.batch for row in rows] == [1, 3]
+    assert embeds(contract(tmp_path, "passages"))
+    [shown] = done(run("check", "passages", "--graphs-only", "--repository", tmp_path, "--json"))
+    assert shown["problems"] == []
+    for wrong, why in (
+        ((*EMBEDS, "--tokens-mean", 8), "embeddings have no tokens"),
+        (OPTIONS[:2] + EMBEDS[3:], "2 tokens"),
+    ):
+        refused(engine(tmp_path, f"tiny={address}", options=wrong), "--tokens-mean", why)
+
+
+def test_an_engine_with_a_key_is_measured_by_its_file(tmp_path, addresses):
+    given, file = f"tiny={addresses[1]}#org/tiny", tmp_path / "key"
+    file.write_text("sk-1")
+    file.chmod(0o600)
+    models = tmp_path / "models"
+    refused(engine(models, given), "key_file = 'none'", "answers 401", "name a file that holds its API key")
+    said = engine(models, given, options=(*OPTIONS, *BOARD, "--key-file", f"tiny={file}"))
+    assert said.exit_code == 0, said.output
+    [settings] = tomllib.loads(said.stdout.partition("\n\n")[2])["power_agent"]["engines"]
+    assert settings["key_file"] == str(file)
+    assert "sk-1" not in said.output
+    file.write_text("sk-wrong")
+    wrong = engine(tmp_path / "b", given, options=(*OPTIONS, *BOARD, "--key-file", f"tiny={file}"))
+    refused(wrong, "key_file = '[key]'", "answers 401", "no such key: [key]")
+    assert "sk-wrong" not in wrong.output
+    refused(
+        engine(models, given, options=(*OPTIONS, *BOARD, "--key-file", f"big={file}")), "--key-file = 'big'", "tiny"
+    )
+    file.chmod(0o644)
+    refused(engine(models, given, options=(*OPTIONS, *BOARD, "--key-file", f"tiny={file}")), "chmod o=")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from carbon_feed.settings import CarbonFeedSettings
+from dispatcher.settings import DispatcherSettings
 from power_agent.devices.driver_lock import DriverLock
 from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
@@ -233,3 +234,17 @@ def test_the_demo_of_cpus_measures_no_slo_and_checks_the_policies_that_it_plays_
     assert found.policies_run == found.policies == ("vpa_plus", "ms_plus", "infadapter")
     assert found.load.peak_per_s == 3 * found.load.base_per_s
     assert judged_by_simulation(found) is found
+
+
+def test_the_dispatcher_is_named_the_key_files_of_the_agents_engines(tmp_path: Path) -> None:
+    engine = {"family": "chat", "variant": "a", "address": "http://h:9000/v1/", "devices": ["gpu0"]}
+    other = {**engine, "variant": "b", "address": "http://h:9001/v1", "devices": ["gpu1"]}
+    system = up(power_agent__engines=[{**engine, "key_file": "/etc/key"}, other])
+    made = config.load(DispatcherSettings, written(system, tmp_path, "dispatcher"))
+    assert made.engine_key_files == {"http://h:9000/v1": Path("/etc/key")}
+    agent = config.load(PowerAgentSettings, written(system, tmp_path, "power_agent"))
+    assert [each.key_file for each in agent.engines] == [Path("/etc/key"), None]
+    for wrong in ("h:9000", "http://u:secret@h/v1"):
+        with pytest.raises(SettingError, match="no address of an engine") as caught:
+            DispatcherSettings(engine_key_files={wrong: "/etc/key"})
+        assert "secret" not in str(caught.value)

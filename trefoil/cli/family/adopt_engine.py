@@ -18,13 +18,16 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
 import trefoil
 from trefoil.cli.family.import_family import UNFINISHED, Statement, family_toml
 from trefoil.core.device_types import DEVICE_TYPES, NO_MIG, device_type, engine_slice
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, Unavailable, system_error
 from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.units import MS_PER_S
-from trefoil.engine_api import EngineClient, EngineTarget, check_address
+from trefoil.engine_api import EMBED, EngineClient, EngineTarget, check_address
 from trefoil.profiler.profile_csv import (
     QUANTILES,
     ProfilePoint,
@@ -35,17 +38,19 @@ from trefoil.profiler.profile_csv import (
 )
 from trefoil.profiler.stream_load import PROMPT_WORDS, WORDS
 from trefoil.runtime.clock import Clock, WallClock
-from trefoil.runtime.given.llm_backends import LLM_FILES, MAX_TOKENS, OPENAI
+from trefoil.runtime.given.llm_backends import LLM_FILES, MAX_TOKENS, OPENAI, complete_embeddings
 from trefoil.runtime.given.repository_names import check_name
 from trefoil.runtime.model_files import CONFIG
 from trefoil.runtime.repository import FAMILY_FILE, PROFILE_FILE, load_family
+from trefoil.runtime.security.key_file import KeyFile
 
 SOURCE: Final = "trefoil family engine: times measured; joules estimated by core/power at density 1, no meter"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsMeasured:
-    """Answers of so many streams at once on each GPU [ms]: median TTFT and TPOT, quantiles of one of `tokens_mean`."""
+    """Answers of so many streams at once on each GPU [ms]: median TTFT and TPOT, quantiles of one of `tokens_mean`.
+    Embeddings: of one text; TPOT is 0."""
 
     streams: int
     ttft_ms: float
@@ -53,7 +58,7 @@ class StreamsMeasured:
     latency_ms: tuple[float, float, float]
 
 
-def parse_engines(given: Sequence[str]) -> dict[str, EngineTarget]:
+def parse_engines(given: Sequence[str], embeds: bool = False) -> dict[str, EngineTarget]:
     """Engines by variant, from `VARIANT=ADDRESS` or `VARIANT=ADDRESS#MODEL`.
 
     Raises:
@@ -62,14 +67,22 @@ def parse_engines(given: Sequence[str]) -> dict[str, EngineTarget]:
     found: dict[str, EngineTarget] = {}
     for text in given:
         name, _, place = text.partition("=")
-        target = EngineTarget.parse(place)
+        base, _, model = place.partition("#")
         if not place or name in found:
             why = "stands twice" if name in found else "is not of the form VARIANT=ADDRESS"
             remedy = "write small=http://127.0.0.1:8000/v1, and #MODEL where the engine calls it otherwise"
             raise SettingError(why, field="ENGINE", value=text, remedy=remedy)
         check_name(name, "ENGINE")
-        found[name] = EngineTarget(check_address(target.base, "ENGINE"), target.model or name)
+        found[name] = EngineTarget(check_address(base, "ENGINE"), model or name, EMBED if embeds else "")
     return found
+
+
+def read_keys(given: Mapping[str, str], engines: Mapping[str, EngineTarget]) -> dict[str, KeyFile]:
+    """API keys of engines by variant, from their files; raises SettingError."""
+    if unknown := sorted(given.keys() - engines.keys()):
+        why = f"no engine has that name; there are {', '.join(engines)}"
+        raise SettingError(why, field="--key-file", value=unknown[0], remedy="write VARIANT=FILE")
+    return {name: KeyFile(Path(path), "--key-file") for name, path in given.items()}
 
 
 def whole_board(name: str) -> DeviceType:
@@ -84,11 +97,12 @@ def whole_board(name: str) -> DeviceType:
 
 def adopt_engines(
     engines: Mapping[str, EngineTarget], into: Path, stated: Statement, board: DeviceType, streams: Sequence[int],
-    gpus: int, seconds: float, say: Callable[[str], None],
+    gpus: int, seconds: float, say: Callable[[str], None], keys: Mapping[str, KeyFile],
 ) -> dict[str, list[StreamsMeasured]]:  # fmt: skip
     """Measure engines and write the family `into`/<family>; nothing is written where one of them does not answer.
 
-    Each engine computes on so many `gpus`, which share its `streams`: there are as many times these.
+    `keys`: API keys by variant. Each engine computes on so many `gpus`, which share its `streams`: there are as many
+    times these.
 
     Raises:
         CatalogError: the family exists.
@@ -101,7 +115,8 @@ def adopt_engines(
         raise CatalogError(f"{target} exists already", field="--as", value=stated.family, remedy=remedy)
     clock, measured = WallClock(), dict[str, list[StreamsMeasured]]()
     for name, engine in engines.items():
-        measured[name] = asyncio.run(_measure(engine, stated.tokens_mean, streams, gpus, seconds, clock, say))
+        run = _measure(engine, stated.tokens_mean, streams, gpus, seconds, clock, say, keys.get(name))
+        measured[name] = asyncio.run(run)
     points = [_point(board, stated.family, name, one) for name, found in measured.items() for one in found]
     date = datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%d")
     made = ProfileProvenance(board.name, date, f"trefoil {trefoil.__version__}", False, SOURCE, "modelled")
@@ -113,7 +128,7 @@ def adopt_engines(
                 (fresh / str(version)).mkdir(parents=True)
                 model = json.dumps({"model": engine.model}, ensure_ascii=False)
                 (fresh / str(version) / LLM_FILES[OPENAI]).write_text(model + "\n", encoding="utf-8")
-            (fresh / CONFIG).write_text(f'name: "{stated.family}"\nbackend: "{OPENAI}"\n', encoding="utf-8")
+            (fresh / CONFIG).write_text(_contract(stated.family, engines), encoding="utf-8")
             text = family_toml(stated, list(engines), "`trefoil family engine`")
             (fresh / FAMILY_FILE).write_text(text, encoding="utf-8")
             load_family(fresh)
@@ -123,6 +138,14 @@ def adopt_engines(
         remedy = "make room there, or make it writable"
         raise system_error(DiskUnavailable, error, "be written", into, field="repository", remedy=remedy) from error
     return measured
+
+
+def _contract(family: str, engines: Mapping[str, EngineTarget]) -> str:
+    """Text of the family's config.pbtxt; the tensors of completions are those of Triton's vLLM backend."""
+    config = model_config_pb2.ModelConfig(name=family, backend=OPENAI)
+    if any(engine.task == EMBED for engine in engines.values()):
+        complete_embeddings(config)
+    return text_format.MessageToString(config)
 
 
 def _point(board: DeviceType, family: str, variant: str, found: StreamsMeasured) -> ProfilePoint:
@@ -143,16 +166,17 @@ def _point(board: DeviceType, family: str, variant: str, found: StreamsMeasured)
 
 async def _measure(
     engine: EngineTarget, tokens_mean: float, streams: Sequence[int], gpus: int, seconds: float, clock: Clock,
-    say: Callable[[str], None],
+    say: Callable[[str], None], key: KeyFile | None,
 ) -> list[StreamsMeasured]:  # fmt: skip
-    client, numbers = EngineClient(), count()
+    client, numbers = EngineClient(key=key), count()
+    ask = _embeddings if engine.task == EMBED else _stream
     try:
         await client.probe(engine)
         found = []
         for at_once in streams:
             say(f"{engine}: {at_once * gpus} streams at once")
             until_s = clock.monotonic_s() + seconds
-            tasks = [_stream(client, engine, tokens_mean, numbers, until_s, clock) for _ in range(at_once * gpus)]
+            tasks = [ask(client, engine, tokens_mean, numbers, until_s, clock) for _ in range(at_once * gpus)]
             told = [one for each in await asyncio.gather(*tasks) for one in each]
             whole = sorted(ttft + tpot * (tokens_mean - 1) for ttft, tpot in told)
             p50, p95, p99 = (whole[min(len(whole) - 1, int(q * len(whole)))] for q in QUANTILES)
@@ -169,8 +193,7 @@ async def _stream(
     """TTFT and TPOT [ms] of one answer after the other, at least of one; raises EngineError, Unavailable."""
     found: list[tuple[float, float]] = []
     while not found or clock.monotonic_s() < until_s:
-        words = [str(next(numbers)), *(WORDS[i % len(WORDS)] for i in range(PROMPT_WORDS - 1))]
-        asked = {"prompt": " ".join(words), MAX_TOKENS: max(2, round(tokens_mean)), "temperature": 0}
+        asked = {"prompt": _words(next(numbers)), MAX_TOKENS: max(2, round(tokens_mean)), "temperature": 0}
         began_s, times, tokens = clock.monotonic_s(), list[float](), 0
         async with aclosing(client.stream(engine, asked)) as pieces:
             async for piece in pieces:
@@ -185,16 +208,35 @@ async def _stream(
     return found
 
 
+async def _embeddings(
+    client: EngineClient, engine: EngineTarget, _: float, numbers: "count[int]", until_s: float, clock: Clock
+) -> list[tuple[float, float]]:
+    """Time [ms] of one text after the other, and 0; raises EngineError."""
+    found: list[tuple[float, float]] = []
+    while not found or clock.monotonic_s() < until_s:
+        began_s = clock.monotonic_s()
+        await client.embed(engine, (_words(next(numbers)),))
+        found.append(((clock.monotonic_s() - began_s) * MS_PER_S, 0.0))
+    return found
+
+
+def _words(number: int) -> str:
+    return " ".join([str(number), *(WORDS[i % len(WORDS)] for i in range(PROMPT_WORDS - 1))])
+
+
 def lines(
     stated: Statement,
     folder: Path,
     engines: Mapping[str, EngineTarget],
     measured: Mapping[str, list[StreamsMeasured]],
     gpus: int,
+    keys: Mapping[str, str],
 ) -> list[str]:
     """What was measured, and the settings that adopt the engines."""
     found = [
         f"  {name}: {one.streams * gpus} streams: TTFT {one.ttft_ms:.0f} ms, TPOT {one.tpot_ms:.1f} ms"
+        if one.tpot_ms
+        else f"  {name}: {one.streams * gpus} texts at once: {one.ttft_ms:.0f} ms each"
         for name, each in measured.items()
         for one in each
     ]
@@ -203,4 +245,5 @@ def lines(
     for name, engine in engines.items():
         found += ["", "[[power_agent.engines]]", f'family = "{stated.family}"', f'variant = "{name}"']
         found += [f"address = {json.dumps(engine.base)}", f"devices = {json.dumps([f'gpu{n}' for n in range(gpus)])}"]
+        found += [f"key_file = {json.dumps(os.path.abspath(keys[name]))}"] if name in keys else []
     return found

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trefoil.profiler.assumed import GraphCost
 
 FOUND_WRONG: Final = 1
+TOKENS_MIN: Final = 2
+"""Of an answer, for the time between two."""
 REPOSITORY_HELP: Final = "Model repository; default: TREFOIL_REPOSITORY, else ./model_repository, and what ships."
 
 app = typer.Typer(
@@ -173,9 +175,13 @@ def import_(
 def engine(
     engines: Annotated[list[str], typer.Argument(metavar="VARIANT=ADDRESS[#MODEL]...", help="Engines that run.")],
     as_: Annotated[str, typer.Option("--as", metavar="FAMILY", help="Family to be written.")],
-    tokens_mean: Annotated[float, typer.Option(help="Mean tokens of an answer.", min=2, max=1_000_000)],
     slo_latency_ms: Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)],
     device_type: Annotated[str, typer.Option(help="Board that they compute on. Names: docs/device-types.md")],
+    tokens_mean: Annotated[float, typer.Option(help="Mean tokens of an answer.", min=0, max=1_000_000)] = 0.0,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="They make embeddings, no text.")] = False,
+    key_file: Annotated[
+        list[str] | None, typer.Option(metavar="VARIANT=FILE", help="File with an engine's API key.")
+    ] = None,
     accuracy: Annotated[list[str] | None, PerModel] = None,
     accuracy_source: Annotated[str, typer.Option(help="Who measured it, on what.")] = "stated at adoption",
     metric: Annotated[str, typer.Option(help="What accuracy is.")] = "accuracy",
@@ -190,10 +196,16 @@ def engine(
     as_json: AsJson = False,
 ) -> None:
     """Write a family for engines that already run and speak OpenAI's API, measured at their addresses."""
-    from trefoil.cli.family.adopt_engine import adopt_engines, lines, parse_engines, whole_board
+    from trefoil.cli.family.adopt_engine import adopt_engines, lines, parse_engines, read_keys, whole_board
     from trefoil.cli.family.import_family import Statement, parse_accuracies, parse_numbers
 
-    found = parse_engines(engines)
+    if tokens_mean > 0 if embeddings else tokens_mean < TOKENS_MIN:
+        why = "embeddings have no tokens" if embeddings else f"an answer has at least {TOKENS_MIN} tokens"
+        remedy = "leave it out" if embeddings else "state it; or --embeddings, where the engines make embeddings"
+        raise SettingError(why, field="--tokens-mean", value=tokens_mean, remedy=remedy)
+    found = parse_engines(engines, embeddings)
+    key_files = dict(text.partition("=")[::2] for text in key_file or ())
+    keys = read_keys(key_files, found)
     stated = Statement(
         family=check_name(as_, "--as"),
         accuracies=parse_accuracies(list(found), parse_numbers(accuracy, "--accuracy"), None),
@@ -206,12 +218,12 @@ def engine(
     )
     into, board, numbers = own_repository(repository), whole_board(device_type), _parse_streams(streams)
     with ticking(quiet=as_json) as say:
-        measured = adopt_engines(found, into, stated, board, numbers, gpus, seconds, say)
+        measured = adopt_engines(found, into, stated, board, numbers, gpus, seconds, say, keys)
     if as_json:
         told = {name: [asdict(one) for one in each] for name, each in measured.items()}
         print_json({"family": as_, "folder": str(into / as_), "measured": told})
         return
-    for line in lines(stated, into / as_, found, measured, gpus):
+    for line in lines(stated, into / as_, found, measured, gpus, key_files):
         console().print(line, markup=False, soft_wrap=True)
 
 

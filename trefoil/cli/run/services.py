@@ -500,6 +500,9 @@ def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> di
         "router": system.router,
         "queue": system.queue,
         "own_parts": _own_parts(system, Kind.ROUTER, Kind.QUEUE),
+        "engine_key_files": {
+            each.address: str(each.key_file) for each in agent_settings(system).engines if each.key_file
+        },
     }
 
 

@@ -38,6 +38,8 @@ TOKENS_OUT: Final = "num_output_tokens"
 TOKENS_IN: Final = "num_input_tokens"
 REASON: Final = "finish_reason"
 LENGTHS: Final = (MAX_TOKENS, "request_output_len", "input_lengths")  # TensorRT-LLM's inputs that may not be 0
+TEXTS_MAX: Final = 32
+"""Texts of one request to an engine that makes embeddings: the default bound of text-embeddings-inference."""
 ENGINE_REMEDY: Final = 'write the name that the engine has for it: {"model": "..."}'
 _FLAGS: Final = (
     "stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "return_logprobs",
@@ -65,6 +67,16 @@ def complete_vllm(config: model_config_pb2.ModelConfig) -> None:
             config.output.add(name=name, data_type=model_config_pb2.DataType.Value(kind), dims=[-1])
     config.model_transaction_policy.decoupled = True
     config.max_batch_size = 0
+
+
+def complete_embeddings(config: model_config_pb2.ModelConfig) -> None:
+    """Complete the configuration of a family whose engines already run and make embeddings."""
+    kind = model_config_pb2.DataType.Value
+    config.input.add(name=PROMPT, data_type=kind("TYPE_STRING"), dims=[1])
+    config.input.add(name=DIMENSIONS, data_type=kind("TYPE_INT32"), dims=[1], optional=True)
+    config.output.add(name=EMBEDDING, data_type=kind("TYPE_FP32"), dims=[-1])
+    config.output.add(name=TOKENS_IN, data_type=kind("TYPE_UINT32"), dims=[1])
+    config.max_batch_size = TEXTS_MAX
 
 
 def engine_args(path: Path, below: Path | None) -> dict[str, Any]:
