@@ -86,11 +86,16 @@ def check_address(address: str, field: str) -> str:
     raise SettingError("is no address of an engine", field=field, value=shown, remedy=remedy)
 
 
+Calls = Sequence[Mapping[str, Any]]
+"""Parts of calls of tools, as `delta.tool_calls` has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
     """Part of an answer. `tokens_in`, `tokens_out`: of all of it, where this part says so."""
 
     text: str = ""
+    calls: Calls = ()
     finish_reason: str = ""
     tokens_in: int | None = None
     tokens_out: int | None = None
@@ -303,10 +308,15 @@ def piece_of(event: Mapping[str, Any]) -> AnswerPart:
     """AnswerPart of an answer that an event is; raises EngineError."""
     try:
         choice: Mapping[str, Any] = next((one for one in event.get("choices") or () if not one.get("index")), {})
-        text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or ""
+        calls = [{"index": at, **call} for at, call in enumerate(delta.get("tool_calls") or ())]
+        for call in calls:
+            if not all(isinstance(each, str | None) for each in (call.get("function") or {}).values()):
+                raise TypeError("a call of a tool is no text")
         usage = event.get("usage") or {}
         return AnswerPart(
-            str(text), str(choice.get("finish_reason") or ""), _count(usage, "prompt_tokens"),
+            str(text), calls, str(choice.get("finish_reason") or ""), _count(usage, "prompt_tokens"),
             _count(usage, "completion_tokens"),
         )  # fmt: skip
     except (AttributeError, TypeError) as error:

@@ -32,6 +32,7 @@ from trefoil.runtime.given.llm_backends import (
     SAMPLING,
     TOKENS_IN,
     TOKENS_OUT,
+    TOOL_CALLS,
     complete_embeddings,
     complete_vllm,
 )
@@ -179,6 +180,7 @@ class _Answer:
         echo = not self._streams and not _value(request, "exclude_input_in_output")
         self._held = str(_value(request, PROMPT) or "") if echo else ""
         self._reason, self._counted = "", 0
+        self._calls = list[Mapping[str, Any]]()
         self._tokens: int | None = None
         self._prompt_tokens: int | None = None
 
@@ -187,8 +189,9 @@ class _Answer:
         self._reason = piece.finish_reason or self._reason
         self._tokens = self._tokens if piece.tokens_out is None else piece.tokens_out
         self._prompt_tokens = self._prompt_tokens if piece.tokens_in is None else piece.tokens_in
-        if not piece.text:
+        if not piece.text and not piece.calls:
             return b""
+        self._calls += piece.calls
         if not self._streams:
             self._held += piece.text
             self._counted += 1
@@ -214,6 +217,9 @@ class _Answer:
         if self._prompt_tokens is not None:
             _add_count(response, TOKENS_IN, self._prompt_tokens)
         _add_text(response, REASON, self._reason if final else str(None))  # as vLLM's backend has it
+        if self._calls:
+            _add_text(response, TOOL_CALLS, json.dumps(self._calls))
+            self._calls = []
         data = b""
         if final:
             data = kserve_wire.FINAL
@@ -296,7 +302,11 @@ def _ends_s(timeout_s: float | None) -> float | None:
 
 def _config(model: str, target: EngineTarget) -> Any:
     config = model_config_pb2.ModelConfig(name=model, backend=OPENAI)
-    (complete_embeddings if target.task == EMBED else complete_vllm)(config)
+    if target.task == EMBED:
+        complete_embeddings(config)
+    else:
+        complete_vllm(config)
+        config.output.add(name=TOOL_CALLS, data_type=model_config_pb2.TYPE_STRING, dims=[-1])
     return config
 
 

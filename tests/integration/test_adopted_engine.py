@@ -89,6 +89,36 @@ async def test_completions_and_chats_are_the_engines_own_with_its_usage(adopted,
     assert (plain.usage.completion_tokens, "completion_tokens" in plain.usage.trefoil_estimated) == (4, True)
 
 
+def tool(name: str) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+async def test_tools_are_passed_on_and_their_calls_come_back_whole_or_as_a_stream(adopted, engine):
+    tools = {"tools": [tool("weather"), tool("sea")], "tool_choice": "required", "parallel_tool_calls": True}
+    asked = [{"role": "user", "content": "!tools"}]
+    answer = await adopted.client.chat.completions.create(model=CHAT, messages=asked, **tools)
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    calls = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert calls == [("call-0", "weather", '{"of": "weather"}'), ("call-1", "sea", '{"of": "sea"}')]
+    assert {name: engine.bodies[-1][name] for name in tools} == tools
+    async with adopted.client.chat.completions.stream(model=CHAT, messages=asked, **tools) as stream:
+        streamed = (await stream.get_final_completion()).choices[0]
+    assert [call.function.arguments for call in streamed.message.tool_calls] == [call[2] for call in calls]
+    assert streamed.finish_reason == "tool_calls"
+    turn = choice.message.model_dump(exclude_none=True)
+    results = [{"role": "tool", "tool_call_id": call[0], "content": "rain"} for call in calls]
+    again = await adopted.client.chat.completions.create(model=CHAT, messages=[*asked, turn, *results], **tools)
+    assert again.choices[0].message.content == "w0 w1 w2 w3 w4 w5 w6 w7 "
+    sent = engine.bodies[-1]["messages"]
+    assert [each["id"] for each in sent[1]["tool_calls"]] == [each["tool_call_id"] for each in sent[2:]]
+    with pytest.raises(openai.InternalServerError, match="an event of the engine is no completion"):
+        await adopted.client.chat.completions.create(
+            model=CHAT, messages=[{"role": "user", "content": "!mad"}], **tools
+        )
+    await until(lambda: not load(adopted) and engine.running == 0)
+
+
 FAULTS = {
     "!429": (openai.RateLimitError, "the engine is full"),
     "!503": (openai.InternalServerError, "answers 503: loading the model"),

@@ -9,6 +9,8 @@ answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks
     !silence !close                after two words: nothing more, the connection is closed
     !deaf                          nothing at all
     !plain                         no usage, as llama.cpp's server
+    !tools                         calls of its tools, piece by piece
+    !mad                           calls that are none
     !redirect                      307 to another address
 """
 
@@ -17,7 +19,7 @@ import base64
 import json
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +130,11 @@ class Engine:
         self, word: str, body: dict[str, Any], writer: asyncio.StreamWriter, gone: "asyncio.Future[bytes]"
     ) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n")
-        chat, most = "messages" in body, body.get("max_tokens", 8)
+        chat, most, reason = "messages" in body, body.get("max_tokens", 8), "length"
+        if word in ("!tools", "!mad"):
+            most, reason = 0, "tool_calls"
+            for delta in _calls(body["tools"]) if word == "!tools" else ({"tool_calls": [{"function": {"name": 5}}]},):
+                _event(writer, {"choices": [{"index": 0, "finish_reason": None, "delta": delta}]})
         for at in range(most):
             if gone.done():
                 self.left += 1
@@ -145,7 +151,7 @@ class Engine:
                     await gone
                 raise ConnectionResetError
         _event(
-            writer, {"choices": [{"index": 0, "finish_reason": "length", **({"delta": {}} if chat else {"text": ""})}]}
+            writer, {"choices": [{"index": 0, "finish_reason": reason, **({"delta": {}} if chat else {"text": ""})}]}
         )
         if word != "!plain" and body.get("stream_options", {}).get("include_usage"):
             _event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": most}})
@@ -162,6 +168,17 @@ FAULTS = {
     "!silence": b": ping\n\n",
     "!close": b"",
 }
+
+
+def _calls(tools: list[Any]) -> Iterator[dict[str, Any]]:
+    """Deltas with one call of each tool, as vLLM has them: the name first, then its arguments."""
+    yield {"role": "assistant", "content": ""}
+    for at, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        first = {"index": at, "id": f"call-{at}", "type": "function", "function": {"name": name, "arguments": ""}}
+        yield {"tool_calls": [first]}
+        for text in ('{"of": ', f'"{name}"', "}"):
+            yield {"tool_calls": [{"index": at, "function": {"arguments": text}}]}
 
 
 def _event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:

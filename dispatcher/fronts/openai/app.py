@@ -25,6 +25,7 @@ from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import Tenant
 from trefoil.core.errors import NotFound, TrefoilError, Unavailable
+from trefoil.engine_api import Calls
 from trefoil.runtime.given.llm_backends import api_of, embeds
 
 DONE: Final = b"[DONE]"
@@ -98,8 +99,8 @@ class OpenAi:
             return HttpReply(200, (await self._completions.whole(asked, caller))[0])
         begun, events = await self._completions.begin(asked, caller), EventStream(ask.send)
 
-        async def take(text: str) -> None:
-            await events.event(begun.chunks.text(text))
+        async def take(text: str, calls: Calls) -> None:
+            await events.event(begun.chunks.part(text, calls))
 
         try:
             rest = await self._completions.run(begun, caller, take)
@@ -114,7 +115,7 @@ class OpenAi:
                 await events.cut(openai_refusal(STOPPING).body)
             raise
         if rest:
-            await events.event(begun.chunks.text(rest))
+            await events.event(begun.chunks.part(rest))
         for chunk in begun.chunks.last():
             await events.event(chunk)
         await events.event(DONE)

@@ -4,6 +4,7 @@ Source: OpenAI's API reference (create completion, create chat completion, creat
 sampling parameters. Each key is used, or accepted since its value changes nothing, or refused by name.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,8 +37,7 @@ NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
 LIMITS: Final = ("max_completion_tokens", "max_tokens")
 UNUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": (False, 0), "top_logprobs": (0,),
-    "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
-    "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "logit_bias": ({},), "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
     "modalities": (["text"],), "audio": (), "prediction": (), "reasoning_effort": (), "verbosity": (),
     "web_search_options": (), "store": (False,),
 }  # fmt: skip
@@ -45,15 +45,20 @@ UNUSED: Final[Mapping[str, tuple[Any, ...]]] = {
 IGNORED: Final = frozenset(("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"))
 OURS: Final = "trefoil_"
 TRITONS: Final = ("priority", "timeout")
+TOOLS, TOOL_CHOICE = "tools", "tool_choice"
+TOOLS_MAX: Final = 128
+CHOICES: Final = ("none", "auto", "required")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ABOUT_TOOLS: Final = (TOOLS, TOOL_CHOICE, "parallel_tool_calls")
 _SHARED: Final = frozenset(("model", "stream", "stream_options", "stop", "ignore_eos", *NUMBERS, *LIMITS, *UNUSED))
 _EMBEDDINGS: Final = frozenset(("model", "input", "encoding_format", "dimensions"))
-_MESSAGE: Final = frozenset(("role", "content", "name", "refusal", "annotations", "tool_call_id"))
+_MESSAGE: Final = frozenset(("role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request for text. `messages` of a chat, else `prompt`. `sampling`: parameters that were given.
-    `parameters`: for the request, by their names (`trefoil_*`, priority, timeout)."""
+    `parameters`: for the request, by their names (`trefoil_*`, priority, timeout). `tools`: keys about tools."""
 
     model: str
     prompt: str
@@ -64,6 +69,13 @@ class Asked:
     stops: tuple[str, ...]
     sampling: Mapping[str, Any]
     parameters: Mapping[str, Any]
+    tools: Mapping[str, Any]
+
+    @property
+    def about_tools(self) -> str:
+        """Field that only a model with tools can take; empty: there is none."""
+        calls = (f"messages[{at}].tool_calls" for at, each in enumerate(self.messages) if "tool_calls" in each)
+        return TOOLS if self.tools else next(calls, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,7 @@ def read(given: Mapping[str, Any], headers: Mapping[str, str], endpoint: str) ->
         raise InvalidInput(f"a body has {len(given)} keys", remedy=f"send at most {KEYS_MAX}")
     given = {name: value for name, value in given.items() if value is not None}
     chat = endpoint == CHAT
-    own = _EMBEDDINGS if endpoint == EMBEDDINGS else _SHARED | {"messages" if chat else "prompt"}
+    own = _EMBEDDINGS if endpoint == EMBEDDINGS else _SHARED | ({"messages", *_ABOUT_TOOLS} if chat else {"prompt"})
     known = own | IGNORED | set(TRITONS)
     for name in given:
         if name not in known and not name.startswith(OURS):
@@ -116,7 +128,35 @@ def read(given: Mapping[str, Any], headers: Mapping[str, str], endpoint: str) ->
         stops=_stops(given),
         sampling=_sampling(given),
         parameters=_parameters(given, headers),
+        tools=_tools(given),
     )
+
+
+def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys about tools, for an engine that has them; none where the body names no tool."""
+    tools, choice = given.get(TOOLS, []), given.get(TOOL_CHOICE, "auto")
+    if type(tools) is not list or len(tools) > TOOLS_MAX:
+        raise _wrong(TOOLS, tools, "is no list of tools", f"send up to {TOOLS_MAX} functions")
+    names = [_tool(f"{TOOLS}[{at}]", tool) for at, tool in enumerate(tools)]
+    named = choice.get("function") if type(choice) is dict and choice.get("type") == "function" else None
+    wanted = named.get("name") if type(named) is dict else choice
+    if wanted not in (CHOICES if named is None else names) or (choice == "required" and not tools):
+        remedy = 'send "none", "auto", "required", or {"type": "function", "function": {"name": one of the tools}}'
+        raise _wrong(TOOL_CHOICE, choice, "chooses no tool of this request", remedy)
+    found = {name: given[name] for name in _ABOUT_TOOLS[:2] if name in given}
+    if "parallel_tool_calls" in given:
+        found["parallel_tool_calls"] = _flag(given, "parallel_tool_calls")
+    return found if tools else {}
+
+
+def _tool(field: str, tool: Any) -> str:
+    """Name of a tool's function."""
+    function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
+    name, schema = (function.get("name"), function.get("parameters", {})) if type(function) is dict else (None, None)
+    if type(name) is not str or not _NAME.fullmatch(name) or type(schema) is not dict:
+        remedy = 'send {"type": "function", "function": {"name": "...", "parameters": {JSON schema}}}'
+        raise _wrong(field, tool, "is no function", remedy)
+    return name
 
 
 def _vectors(given: Mapping[str, Any], headers: Mapping[str, str]) -> AskedVectors:
@@ -229,8 +269,21 @@ def _message(field: str, value: Any) -> Mapping[str, Any]:
     for name in found:
         if name not in _MESSAGE:
             raise _wrong(f"{field}.{name[:VALUE_CHARS_MAX]}", found[name], "no family here has that", "leave it out")
-    made = {"role": "system" if role == "developer" else role, "content": _content(field, found.get("content"))}
-    return made | ({"name": _text(found, "name")} if "name" in found else {})
+    calls = _calls(f"{field}.tool_calls", found["tool_calls"]) if "tool_calls" in found else {}
+    content = None if calls and "content" not in found else _content(field, found.get("content"))
+    made = {"role": "system" if role == "developer" else role, "content": content, **calls}
+    return made | {name: _text(found, name) for name in ("name", "tool_call_id") if name in found}
+
+
+def _calls(field: str, value: Any) -> dict[str, Any]:
+    """Calls of tools of an earlier answer, as it had them."""
+    for call in value if type(value) is list and value else [None]:
+        function = call.get("function") if type(call) is dict else None
+        texts = [function.get("name"), function.get("arguments")] if type(function) is dict else [None]
+        if type(call) is not dict or not all(type(text) is str for text in (*texts, call.get("id"))):
+            remedy = 'send [{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{...}"}}]'
+            raise _wrong(field, value, "are no calls of tools", remedy)
+    return {"tool_calls": value}
 
 
 def _content(field: str, value: Any) -> str:

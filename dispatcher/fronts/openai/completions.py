@@ -13,7 +13,7 @@ from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai import batch_lines, bodies
 from dispatcher.fronts.openai.bodies import Asked, AskedVectors
 from dispatcher.fronts.openai.embeddings import Embeddings
-from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs
+from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs, whole_calls
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import HttpError, HttpReply, refusal
 from dispatcher.fronts.rest.codec_process import PROCESS_TEXT_BYTES, CodecProcess
@@ -22,6 +22,7 @@ from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contract
 from dispatcher.request.decoupled import REFUSED, Enough
 from trefoil.core.errors import InvalidInput, NotFound, TrefoilError
+from trefoil.engine_api import Calls
 from trefoil.runtime.given.llm_backends import OPENAI
 from trefoil.runtime.model_files import CHAT_TEMPLATE
 from trefoil.runtime.rpc import status_of
@@ -92,17 +93,17 @@ class Completions:
         answer = TextAnswer(asked, prompt)
         return Begun(asked.model, data, api, answer, Chunks(asked, chat, id_, int(self._clock.now_s()), answer))
 
-    async def run(self, begun: Begun, caller: Caller, take: Callable[[str], Awaitable[None]]) -> str:
-        """Pass on the text as it comes; returns what is left of it at the end.
+    async def run(self, begun: Begun, caller: Caller, take: Callable[[str, Calls], Awaitable[None]]) -> str:
+        """Pass on text and parts of calls as they come; returns what is left of the text at the end.
 
         Raises:
             StatusError, TrefoilError: it failed, before or after its first text.
         """
 
         async def add(response: Any) -> None:
-            text = begun.answer.add(response, begun.api)
-            if text:
-                await take(text)
+            text, calls = begun.answer.add(response, begun.api)
+            if text or calls:
+                await take(text, calls)
             if begun.answer.stopped and response.outputs:
                 raise Enough
 
@@ -113,13 +114,14 @@ class Completions:
         """JSON of the answer, and its receipt. Raises as `begin` and `run`."""
         if isinstance(asked, AskedVectors):
             return await self._embeddings.answer(await self._contract(asked.model), asked, caller)
-        begun, texts = await self.begin(asked, caller), list[str]()
+        begun, texts, parts = await self.begin(asked, caller), list[str](), list[Mapping[str, Any]]()
 
-        async def take(text: str) -> None:
+        async def take(text: str, calls: Calls) -> None:
             texts.append(text)
+            parts.extend(calls)
 
         texts.append(await self.run(begun, caller, take))
-        return begun.chunks.whole("".join(texts)), begun.answer.receipt
+        return begun.chunks.whole("".join(texts), whole_calls(parts)), begun.answer.receipt
 
     async def _contract(self, model: str) -> Contract:
         try:
@@ -129,7 +131,7 @@ class Completions:
 
     async def _prompt(self, contract: Contract, asked: Asked, caller: Caller) -> str:
         if contract.config.config.backend == OPENAI:  # which has the model's template; the text is for estimates
-            return "\n".join(message["content"] for message in asked.messages)
+            return "\n".join(message["content"] or "" for message in asked.messages)
         given = contract.config.config.parameters
         if CHAT_TEMPLATE not in given:
             raise InvalidInput(
@@ -149,9 +151,9 @@ class Chunks:
         self._head = {"id": id_, "created": created, "model": asked.model}
         self._first = True
 
-    def text(self, text: str) -> bytes:
-        """Chunk of text."""
-        return self._chunk([self._choice(text, None)])
+    def part(self, text: str, calls: Calls = ()) -> bytes:
+        """Chunk of text, or of calls of tools."""
+        return self._chunk([self._choice(text, None, calls)])
 
     def last(self) -> list[bytes]:
         """Chunks after the text: the reason, and usage if it was asked for; the last one has the receipt."""
@@ -160,24 +162,31 @@ class Chunks:
         end = [self._choice("", self._answer.finish_reason)]
         return [self._chunk(end), self._chunk([], usage | receipt)] if usage else [self._chunk(end, receipt)]
 
-    def whole(self, text: str) -> bytes:
+    def whole(self, text: str, calls: Calls) -> bytes:
         """The answer at once."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": self._answer.finish_reason}
         if self._chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            made = {"tool_calls": calls} if calls else {}
+            choice["message"] = {
+                "role": "assistant",
+                "content": text or (None if calls else ""),
+                "refusal": None,
+                **made,
+            }
         else:
             choice["text"] = text
         kind = "chat.completion" if self._chat else "text_completion"
         receipt = {"trefoil": self._answer.receipt} if self._answer.receipt else {}
         return self._dumps(kind, {"choices": [choice], "usage": self._answer.usage()} | receipt)
 
-    def _choice(self, text: str, reason: str | None) -> dict[str, Any]:
+    def _choice(self, text: str, reason: str | None, calls: Calls = ()) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
         if not self._chat:
             return choice | {"text": text}
         role = {"role": "assistant", "content": text} if self._first else {}
         self._first = False
-        return choice | {"delta": role | ({"content": text} if text else {})}
+        made = {"tool_calls": calls} if calls else {}
+        return choice | {"delta": role | ({"content": text} if text else {}) | made}
 
     def _chunk(self, choices: list[dict[str, Any]], more: Mapping[str, Any] | None = None) -> bytes:
         kind = "chat.completion.chunk" if self._chat else "text_completion"

@@ -17,6 +17,7 @@ from dispatcher.request.decoupled import engine_count
 from dispatcher.routing.core.receipts import SLICE
 from dispatcher.transport.engine_channel import ESTIMATED
 from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.engine_api import Calls
 from trefoil.runtime.given.llm_backends import (
     ANSWER,
     MAX_TOKENS,
@@ -26,6 +27,7 @@ from trefoil.runtime.given.llm_backends import (
     SAMPLING,
     TOKENS_IN,
     TOKENS_OUT,
+    TOOL_CALLS,
     VLLM,
     api_of,
 )
@@ -40,7 +42,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "repetition_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
 }  # fmt: skip
 """Values of sampling parameters that change nothing."""
-REASONS: Final = ("stop", "length")
+REASONS: Final = ("stop", "length", "tool_calls")
 BYTES_PER_TOKEN: Final = 4
 PROMPT_ESTIMATED: Final = f"prompt_tokens: {BYTES_PER_TOKEN} bytes a token"
 
@@ -62,10 +64,13 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
     """
     config = contract.config.config
     api, inputs = api_of(config), {tensor.name for tensor in config.input}
+    adopted = config.backend == OPENAI
+    if asked.about_tools and not adopted:
+        remedy = "ask a family of an adopted engine, or leave it out"
+        raise InvalidInput(f"{asked.model} has no tools", field=asked.about_tools, remedy=remedy)
     if api == GREEDY:
         _refuse_sampling(asked, asked.sampling)
         return {"PROMPT": prompt} | ({"MAX_TOKENS": asked.max_tokens} if asked.max_tokens else {})
-    adopted = config.backend == OPENAI
     to_the_end = 0 if adopted else TO_THE_END if api == VLLM else COMPLETION_TOKENS
     most = asked.max_tokens or _default_max_tokens(config) or to_the_end
     stops = list(asked.stops)
@@ -76,7 +81,7 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
         ends |= {"include_stop_str_in_output": True} if stops and not adopted else {}
         sampling = ({MAX_TOKENS: most} if most else {}) | {**asked.sampling, **ends}
         if adopted and asked.messages:
-            sampling["messages"] = list(asked.messages)
+            sampling |= {"messages": list(asked.messages), **asked.tools}
         values: dict[str, Any] = {PROMPT: prompt, SAMPLING: json.dumps(sampling)}
     else:
         _refuse_sampling(asked, asked.sampling.keys() - inputs)
@@ -118,7 +123,7 @@ class TextAnswer:
     def __init__(self, asked: Asked, prompt: str) -> None:
         self.variant = ""
         self.receipt: dict[str, Any] = {}
-        self._text = AnswerText(asked.stops)
+        self._text, self._tools = AnswerText(asked.stops), bool(asked.tools)
         self._most, self._least = asked.max_tokens, asked.sampling.get("min_tokens", 0)
         self._prompt_bytes = len(prompt.encode("utf-8", "replace"))
         self._prompt_tokens: int | None = None
@@ -131,8 +136,8 @@ class TextAnswer:
         """Whether a stop sequence was found: nothing follows."""
         return self._text.stopped
 
-    def add(self, response: Any, api: str) -> str:
-        """Text that a ModelInferResponse brings."""
+    def add(self, response: Any, api: str) -> tuple[str, Calls]:
+        """Text and parts of calls of tools that a ModelInferResponse brings."""
         told = decode(response)
         self.variant = told.get("trefoil_variant", self.variant)
         if SLICE in told:
@@ -140,13 +145,14 @@ class TextAnswer:
         self._counted = self._counted and not told.get(ESTIMATED)
         piece = told.get("TOKEN" if api == GREEDY else ANSWER)
         if piece is None:
-            return ""
+            return "", ()
         self._count(response, api)
         reason = _first(told.get(REASON))
         self._reason = reason if reason not in (None, "", "None") else self._reason
         data = str(_first(piece) or "").encode("utf-8", "surrogateescape")
         may_stop = not self._least or self._tokens > self._least  # as vLLM: not up to `min_tokens`
-        return self._text.add(data, may_stop)
+        calls: Calls = json.loads(told[TOOL_CALLS]) if self._tools and told.get(TOOL_CALLS) else ()
+        return self._text.add(data, may_stop), calls
 
     def end(self) -> str:
         """Text that was kept back, once the answer has ended.
@@ -181,6 +187,17 @@ class TextAnswer:
         self._tokens += 1 if count is None else count
         self._counted = self._counted and (count is not None or api == GREEDY)
         self._prompt_tokens = self._prompt_tokens if prompt is None else prompt
+
+
+def whole_calls(parts: Calls) -> list[dict[str, Any]]:
+    """Calls of tools out of their parts: texts of one call, by its index, follow each other."""
+    found: dict[Any, dict[str, Any]] = {}
+    for part in parts:
+        call = found.setdefault(part["index"], {"id": "", "type": "function", "function": {}})
+        call["id"] = part.get("id") or call["id"]
+        for name, text in (part.get("function") or {}).items():
+            call["function"][name] = call["function"].get(name, "") + (text or "")
+    return [{**call, "function": {"name": "", "arguments": "", **call["function"]}} for call in found.values()]
 
 
 def _first(value: Any) -> Any:

@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.openai import bodies, vectors
-from dispatcher.fronts.openai.engines import text_inputs
+from dispatcher.fronts.openai.engines import text_inputs, whole_calls
 from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
 from dispatcher.request.contracts import Contract, published
 from trefoil.core.errors import InvalidInput, TrefoilError
@@ -52,6 +52,7 @@ def contract(text: str) -> Contract:
 
 
 VLLM = contract('name: "chat"')
+ADOPTED = contract('name: "chat" backend: "openai"')
 FAMILIES = (VLLM, contract(PYDOC), contract(TRT))
 
 
@@ -126,6 +127,62 @@ def test_a_header_that_is_no_number_is_refused_by_name(name, value):
 def test_what_is_wrong_is_named(change, words):
     with pytest.raises(InvalidInput, match=words):
         read(CHAT | change)
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def test_tools_are_read_for_engines_that_have_them():
+    turns = [
+        *CHAT["messages"], {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]  # fmt: skip
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("none", "auto", "required", named):
+        asked = read({**CHAT, "messages": turns, "tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False})
+        assert asked.tools == {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+        sampling = json.loads(text_inputs(ADOPTED, asked, "")["sampling_parameters"])
+        assert sampling == {"messages": turns, **asked.tools}
+    assert read({**CHAT, "tools": [], "tool_choice": "none", "parallel_tool_calls": True}).tools == {}
+    for change, field in (({"tools": [TOOL]}, "tools"), ({"messages": turns}, r"messages\[1\].tool_calls")):
+        for family in FAMILIES:
+            with pytest.raises(InvalidInput, match=f"^{field}: m has no tools. Remedy: ask a family of an adopted"):
+                text_inputs(family, read(CHAT | change), "")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tools": {}}, "tools"), ({"tools": [TOOL] * 129}, "tools"), ({"tools": [7]}, r"tools\[0\]"),
+        ({"tools": [TOOL, {"type": "custom", "custom": {"name": "x"}}]}, r"tools\[1\]"),
+        ({"tools": [{**TOOL, "function": {"name": "two words"}}]}, r"tools\[0\]"),
+        ({"tools": [{**TOOL, "function": {"name": "x", "parameters": "all"}}]}, r"tools\[0\]"),
+        ({"tool_choice": "required"}, "tool_choice"), ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "y"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, r"messages\[0\].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}]}, r"messages\[0\].tool_calls"),
+        ({"messages": [{"role": "tool", "tool_calls": [{**CALL, "function": None}]}]}, r"messages\[0\].tool_calls"),
+        ({"functions": [TOOL]}, "functions"),
+    ],
+)  # fmt: skip
+def test_tools_that_are_none_are_named(change, field):
+    with pytest.raises(InvalidInput, match=f"^{field} = .* Remedy: "):
+        read(CHAT | change)
+
+
+def test_parts_of_calls_become_calls():
+    parts = [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "one", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"x": '}}, {"index": 1, "id": "b", "function": {"name": "two"}},
+        {"index": 0, "id": None, "function": {"name": None, "arguments": "1}"}}, {"index": 1, "function": None},
+    ]  # fmt: skip
+    assert whole_calls(parts) == [
+        {"id": "a", "type": "function", "function": {"name": "one", "arguments": '{"x": 1}'}},
+        {"id": "b", "type": "function", "function": {"name": "two", "arguments": ""}},
+    ]
 
 
 TEXTS = {"model": "m", "input": ["a", "b"]}

@@ -37,6 +37,8 @@ MAX_TOKENS: Final = "max_tokens"
 TOKENS_OUT: Final = "num_output_tokens"
 TOKENS_IN: Final = "num_input_tokens"
 REASON: Final = "finish_reason"
+TOOL_CALLS: Final = "tool_calls"
+"""Output of an engine that already runs: JSON of the parts of calls of tools, where an answer has any."""
 LENGTHS: Final = (MAX_TOKENS, "request_output_len", "input_lengths")  # TensorRT-LLM's inputs that may not be 0
 TEXTS_MAX: Final = 32
 """Texts of one request to an engine that makes embeddings: the default bound of text-embeddings-inference."""
