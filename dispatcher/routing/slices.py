@@ -69,8 +69,7 @@ class SliceConnections:
     """Connections of one worker to its slices. Belongs to one event loop."""
 
     def __init__(self, tls: Tls | None, engine_keys: Mapping[str, KeyFile], name_form: str = TRITON_NAME) -> None:
-        """`engine_keys`: API keys of adopted engines by their base URLs; `name_form`: name in the certificate of a node's
-        Tritons."""
+        """`engine_keys`: API keys of adopted engines by their base URLs; `name_form`: name in a Triton's certificate."""
         self._tls, self._engine_keys, self._name_form = tls, engine_keys, name_form
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from trefoil.comparison.comparison import Case, Comparison, Row, Run, subject_of
-from trefoil.comparison.report import case_cells
+from trefoil.comparison.report import case_cells, columns
 from trefoil.comparison.report import headline as headline_text
 from trefoil.comparison.runs import Weighed, split_values
 from trefoil.core.errors import SettingError
@@ -267,17 +267,32 @@ def test_values_that_are_none_are_refused(text):
         split_values(text)
 
 
-def test_a_policy_whose_streams_are_late_in_the_mean_of_the_seeds_misses_its_slo():
-    def timed(*shares: float) -> Row:
-        one = row("exact", *((0.001, 0.98, 0.98),) * len(shares))
-        slo = {"ttft_ms": 0.0, "ttft_quantile": 0.0, "tpot_ms": 40.0, "tpot_quantile": 0.95}
-        runs = []
-        for run, share in zip(one.runs, shares, strict=True):
-            tokens = {"ttft_ms_p95": 60.0, "ttft_attainment": None, "tpot_ms_p95": 38.0, "tpot_attainment": share}
-            family = {**run.summary["families"]["digits"], "token_slo": slo, "tokens": tokens}
-            runs.append(replace(run, summary={**run.summary, "families": {"digits": family}}))
-        return Row(one.name, tuple(runs))
+def timed(*shares: float, name: str = "exact") -> Row:
+    """Runs whose streams met TPOT so often; 0.1 g for 1,000 tokens."""
+    one = row(name, *((0.001, 0.98, 0.98),) * len(shares))
+    slo = {"ttft_ms": 0.0, "ttft_quantile": 0.0, "tpot_ms": 40.0, "tpot_quantile": 0.95}
+    runs = []
+    for run, share in zip(one.runs, shares, strict=True):
+        tokens = {"ttft_ms_p95": 60.0, "ttft_attainment": None, "tpot_ms_p95": 38.0, "tpot_attainment": share}
+        own = {"token_slo": slo, "tokens": tokens, "grams_per_1000_tokens": 0.1}
+        family = {**run.summary["families"]["digits"], **own}
+        runs.append(replace(run, summary={**run.summary, "families": {"digits": family}}))
+    return Row(one.name, tuple(runs))
 
+
+def test_a_comparison_of_streams_shows_grams_of_tokens_and_who_kept_their_times():
+    found = case(timed(0.97, name="base"), timed(0.90))
+    document = Comparison("llm", 1.0, ("base", "exact"), (0,), (found,))
+    shown = dict(zip(columns(document, found), case_cells(found)[1], strict=True))
+    assert (shown["g/1,000 tokens"], shown["in TTFT"], shown["in TPOT"]) == ("0.1000", "-", "90.00 of 95")
+    assert "misses its TPOT" in shown["saving against base at equal accuracy"]
+    assert [record["grams_per_1000_tokens"] for record in document.records()] == [0.1, 0.1]
+    assert document.records()[1]["tpot_attainment"] == 0.9
+    plain = case(FIRST, row("exact", (0.5e-3, 0.98, 0.97)))
+    assert "in TPOT" not in columns(document, plain)
+
+
+def test_a_policy_whose_streams_are_late_in_the_mean_of_the_seeds_misses_its_slo():
     assert timed(0.97, 0.94).missed == ()
     assert timed(0.97, 0.90).missed == ("SLO",)
     assert "TPOT (93.50% in time, 95.00% asked)" in timed(0.97, 0.90).outcomes[0].misses[0]

@@ -17,6 +17,9 @@ from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.plan_check import check
 from trefoil.core.policies import Policy
+from trefoil.simulator import Scenario, simulate
+from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, FamilySlo, Node, Served, Zone
 
 L4 = device_type("L4")
 STREAM = (
@@ -129,7 +132,7 @@ def engine_view():
     return replace(base, catalog=Catalog((*digits().families, chat), rows), objectives=wanted, demand=demand)
 
 
-@pytest.mark.parametrize("name", ["base", "co2opt", "exact", "infadapter", "static_mix"])
+@pytest.mark.parametrize("name", ["alpaserve", "base", "co2opt", "exact", "infadapter", "muserve", "static_mix"])
 def test_planners_leave_a_device_to_its_engine(name):
     one = engine_view()
     found = planner_of("", Policy("engines", name)).plan(one, np.random.default_rng(5))
@@ -141,6 +144,20 @@ def test_planners_leave_a_device_to_its_engine(name):
             assert part.credits == 16, "the streams that its profile goes up to"
     assert {"node0/gpu0", "node0/gpu1"} & parts.keys()
     assert {h.family for h in parts["node0/gpu2"].hosted} == {"digits"}
+
+
+@pytest.mark.parametrize("policy", ["base", "muserve", "exact"])
+def test_a_fleet_of_engines_is_played(policy):
+    devices = tuple(engine_type(L4, "chat", variant, False).name for variant in ("small", "large", "large"))
+    slo = FamilySlo(latency_ms=2000.0, ttft_ms=500.0, tpot_ms=60.0)
+    chat = Served(name="chat", arrivals=Arrivals(rate_per_s=8.0), objective=FamilyObjective(slo=slo))
+    zones = Carbon(zones={"demo": Zone(constant_g_per_kwh=100.0)})
+    played = Scenario(policy=policy, duration_s=20.0, nodes=(Node(devices=devices),), families=(chat,), carbon=zones)
+    found = simulate(played, Provided(catalog=engine_view().catalog)).summary.families["chat"]
+    assert found.answered == found.arrived > 100
+    assert found.tokens.ttft_attainment == found.tokens.tpot_attainment == 1.0
+    assert found.grams_per_1000_tokens == pytest.approx(1e3 * found.grams_per_request / 8.0)
+    assert found.mix.get("small", 0.0) == 0.0 if policy == "muserve" else found.mix
 
 
 def test_nothing_else_may_be_planned_on_an_engine():

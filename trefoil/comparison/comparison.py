@@ -31,6 +31,8 @@ COMPARED: Final = {
 }
 """Settings in which rows may differ, and what to call their values."""
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
+OF_TOKENS: Final = ("grams_per_1000_tokens", "ttft_attainment", "tpot_attainment")
+"""Of families with objectives of tokens."""
 EXPLORED: Final = ("objective", "evaluations", "exploration_s")
 """Of policies with CLOVER's objective f, or that measure candidates: f [%], how many, and for how long."""
 
@@ -66,8 +68,16 @@ class Row:
 
         NaN where a seed has none.
         """
-        found = [value_of(self._of(run, family), name) for run in self.runs]
+        found = [self.value(run, name, family) for run in self.runs]
         return summary([math.nan if value is None else float(value) for value in found])
+
+    def value(self, run: Run, name: str, family: str = "") -> Any:
+        """A number of a run's summary, or of one family's; None: it has none. Tokens are those of an only family."""
+        if name not in OF_TOKENS:
+            return value_of(self._of(run, family), name)
+        family = family or (self.families[0] if len(self.families) == 1 else "")
+        asked = self._of(run, family) if family else {}
+        return {**(asked.get("tokens") or {}), **asked}.get(name)
 
     def mean(self, name: str, family: str = "") -> float:
         """Mean of a number over the seeds."""
@@ -164,10 +174,13 @@ class Case:
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """Numbers that are averaged over seeds: those of all policies, and of `EXPLORED` those that a run here has."""
+        """Numbers that are averaged over seeds: those of all policies, those of tokens where a family has objectives of
+        them, and of `EXPLORED` those that a run here has."""
         runs = [run for row in self.rows for run in row.runs]
         explored = (name for name in EXPLORED if any(run.summary.get(name) for run in runs))
-        return (*AVERAGED, *explored, *(JOBS if any("jobs" in run.summary for run in runs) else ()))
+        timed = any(one.get("token_slo") for run in runs for one in run.summary["families"].values())
+        jobs = any("jobs" in run.summary for run in runs)
+        return (*AVERAGED, *(OF_TOKENS * timed), *explored, *(JOBS * jobs))
 
     @property
     def label(self) -> str:
@@ -341,7 +354,7 @@ class Comparison:
                 "arrivals": run.arrivals,
                 "arrived": run.summary["arrived"],
                 "answered": run.summary["answered"],
-                **{name: value_of(run.summary, name) for name in case.averaged},
+                **{name: row.value(run, name) for name in case.averaged},
                 "slo_missed": run.summary["slo_missed"],
                 "floor_missed": run.summary["floor_missed"],
                 **self._savings_of(case, row, run),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 
 from trefoil.comparison.comparison import COMPARED, EXPLORED, JOBS, Case, Comparison, Row
+from trefoil.core.objective import TokenSlo
 from trefoil.core.policies import POLICIES, policy, split_preset
 from trefoil.simulator.report.result import json_safe
 from trefoil.tables import Grid
@@ -29,6 +30,9 @@ COLUMNS: Final[Mapping[str, tuple[str, float, str]]] = {
     "p95_ms": ("p95 ms (SLO)", 1.0, ".1f"),
     "slo_attainment": ("in SLO, % (asked)", 100.0, ".2f"),
     "accuracy": ("accuracy (floor)", 1.0, ".4f"),
+    "grams_per_1000_tokens": ("g/1,000 tokens", 1.0, ".4f"),
+    "ttft_attainment": ("in TTFT, % (asked)", 100.0, ".2f"),
+    "tpot_attainment": ("in TPOT, % (asked)", 100.0, ".2f"),
     "objective": ("f, %", 1.0, ".1f"),
     "evaluations": ("evaluations", 1.0, ".0f"),
     "exploration_s": ("exploring, s", 1.0, ".0f"),
@@ -134,6 +138,9 @@ def _numbers(case: Case, row: Row, family: str) -> tuple[str, ...]:
         cells[2] += f" ({one['slo_ms']:.1f})"
         cells[3] += f" ({100 * one['slo_quantile']:g})"
         cells[4] += f" ({one['floor']:.4f})"
+        asked = {f"{of}_attainment": share for of, _, share in TokenSlo(**(one.get("token_slo") or {})).each}
+        for at, name in enumerate(case.averaged):
+            cells[at] += f" ({100 * asked[name]:g})" if name in asked and cells[at] != "-" else ""
     return (row.name, *cells)
 
 

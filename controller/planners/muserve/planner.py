@@ -7,10 +7,11 @@ Decision: the GPUs of each family, or of each of its stages; its requests are sp
     it is made offline, for the high quantile of the demand: at the start, when an objective or a device comes or goes,
     when a governor asks for capacity, or when GPUs carry less than is asked; else ticks and loads keep it. Whether a
     family is split is AlpaServe's selection: where pipelines attain more, the model fits no single GPU, or `group_size`
-    says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs.
+    says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs. An engine that already runs serves its
+    own variant alone: its family is placed where engines have the best of its variants that they have.
 Deviations: stages are those that the repository has, all of them or none; all replicas of a family are split alike, as
     the first one is, and are whole where all stages of each end up on one GPU. A hop takes `transport_gap_ms`. One type
-    of GPU.
+    of GPU, but for engines.
 """
 
 import math
@@ -40,7 +41,7 @@ from controller.planners.profile_rows import effective_row
 from controller.planners.wattwiser import decision_of, serving_gpu
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import slice_type
+from trefoil.core.device_types import engine_of, slice_type
 from trefoil.core.errors import Infeasible, InvalidInput
 from trefoil.core.fleet import DeviceType, SliceType, stage_model
 from trefoil.core.plan_check import CONTEXT_MIB
@@ -115,15 +116,20 @@ class AlpaServePlanner:
         Raises:
             InvalidInput, Infeasible: naming what cannot be placed, and the remedy.
         """
-        devices = [device for device in inputs.devices if not device.frozen]  # those of silent nodes stay as they are
+        own = _engine_homes(inputs, settings)
+        tasks = [task for task in inputs.tasks if task.family not in own]
+        if not tasks:
+            return _all_serving(inputs, own, settings)
+        # those of silent nodes stay as they are
+        devices = [device for device in inputs.devices if not device.frozen and engine_of(device.type) is None]
         kinds = sorted({device.type.name for device in devices})
         if len(kinds) != 1:
             remedy = "plan a fleet of one type by this policy, with a node that reports"
             raise InvalidInput("families are placed on GPUs of one type", field="devices", value=kinds, remedy=remedy)
         kind = devices[0].type
         shape = kind.largest
-        models = [_model(inputs, task, kind, shape, settings) for task in inputs.tasks]
-        rates = {task.family: task.demand.rate_p90_per_s for task in inputs.tasks}
+        models = [_model(inputs, task, kind, shape, settings) for task in tasks]
+        rates = {task.family: task.demand.rate_p90_per_s for task in tasks}
         memory_mib, transfer_s = shape.memory_mib - CONTEXT_MIB, settings.transport_gap_ms / MS_PER_S
         cluster = Cluster(min(len(devices), GPUS_MAX), memory_mib, max(kind.clocks_mhz, default=1), transfer_s)
         replicas_max = settings.replicas_max or cluster.gpus
@@ -132,12 +138,30 @@ class AlpaServePlanner:
             whole_fleet = replace(found, groups=(tuple(range(cluster.gpus)),))
             limit = settings.gpus_per_model_max or cluster.gpus
             found = by_sensitivity(whole_fleet, models, cluster, rates, limit)
-        return _all_serving(inputs, _homes(found, models, [device.name for device in devices]), settings)
+        homes = {**own, **_homes(found, models, [device.name for device in devices])}
+        return _all_serving(inputs, homes, settings)
 
 
 def muserve(settings: AlpaServeSettings) -> AlpaServePlanner:
     """mu-Serve's placement: AlpaServe's, sorted by sensitivity."""
     return AlpaServePlanner(settings, "muserve", sorts=True)
+
+
+def _engine_homes(inputs: PlanningInput, settings: AlpaServeSettings) -> Homes:
+    """Homes of the families that engines serve."""
+    wanted = {(task.family, _variant(inputs, task.family)) for task in inputs.tasks}
+    homes: dict[str, list[Home]] = {}
+    for device in (device for device in inputs.devices if not device.frozen):
+        if (engine := engine_of(device.type)) is not None and engine in wanted:
+            homes.setdefault(engine[0], []).append(Home(device.name))
+    return {family: mine[: settings.replicas_max or len(mine)] for family, mine in homes.items()}
+
+
+def _variant(inputs: PlanningInput, family: str) -> str:
+    """Variant that a family is served by: the best of those that its engines have, else its best."""
+    variants = inputs.view.catalog.family(family).variants
+    engines = {engine for device in inputs.devices if (engine := engine_of(device.type)) is not None}
+    return max(variants, key=lambda one: ((family, one.name) in engines, one.accuracy)).name
 
 
 def _kept(view: PlanView) -> Homes:
@@ -184,7 +208,7 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServ
     Raises:
         InvalidInput: of a stage none is left, or it has no profile there.
     """
-    devices, variant = {device.name: device for device in inputs.devices}, inputs.view.catalog.family(task.family).best
+    devices, variant = {device.name: device for device in inputs.devices}, _variant(inputs, task.family)
     sharing = Counter(home.device for each in homes.values() for home in each)
 
     def serving(device: Device, one: HostedSlice, sharing_factor: int) -> Gpu:
@@ -198,7 +222,7 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServ
         if device is None or device.frozen:
             continue
         key = device.type.largest.key(device.name)
-        one = HostedSlice(key, task.family, variant.name, (), home.stage, home.stages)
+        one = HostedSlice(key, task.family, variant, (), home.stage, home.stages)
         found.append(serving(device, one, sharing[device.name]))
     for device in (device for device in inputs.devices if device.frozen):
         standing = [one for one in device.running if one.family == task.family and one.stages in ways]

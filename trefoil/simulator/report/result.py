@@ -60,6 +60,8 @@ class FamilySummary:
     token_slo: TokenSlo | None = None
     tokens: TokenTimes | None = None
     """Objectives and times of its tokens; None: it has no such objective."""
+    grams_per_1000_tokens: float | None = None
+    """Of a family with objectives of tokens, by the mean length of its answers."""
 
     def outcome(self, name: str) -> FamilyOutcome:
         """Outcome under a family's name, by which savings are judged."""
@@ -329,7 +331,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
     accuracy = one.accuracy_sum / one.answered if one.answered else None
     attainment = one.within_slo / ended if ended else None
     found = attainment, objective.min_accuracy, accuracy, round(one.arrived), round(one.answered)
-    tokens = TokenTimes.of(one.streams)
+    tokens, tokens_mean = TokenTimes.of(one.streams), simulation.inputs.truth.catalog.family(family).tokens_mean
     outcome = FamilyOutcome(family, objective.slo_quantile, *found, tokens.slow(objective.token_slo))
     return FamilySummary(
         arrived=round(one.arrived),
@@ -350,6 +352,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         by_device_type={kind: _per(n, one.answered) for kind, n in sorted(by_type.items())},
         token_slo=objective.token_slo if objective.token_slo else None,
         tokens=tokens if objective.token_slo else None,
+        grams_per_1000_tokens=_per(1e3 * cost.grams, one.answered * tokens_mean) if objective.token_slo else None,
     )
 
 
@@ -359,7 +362,7 @@ def _without_absent(summary: dict[str, Any]) -> dict[str, Any]:
         del summary["jobs"]
     for one in summary["families"].values():
         if one["tokens"] is None:
-            del one["tokens"], one["token_slo"]
+            del one["tokens"], one["token_slo"], one["grams_per_1000_tokens"]
     return summary
 
 

@@ -22,7 +22,7 @@ from trefoil.core.brains import Planner
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.common import ProfileRow
 from trefoil.core.cpus.rows import QUOTAS, RANGES
-from trefoil.core.device_types import device_type, profile_type
+from trefoil.core.device_types import device_type, engine_of, profile_type
 from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, PartSettings, as_live_planner
@@ -231,9 +231,10 @@ def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequ
                 missing += [f"{variant} on {kind.name}" for variant in bare]
                 found += len(family.variants) - len(bare)
             continue
+        engine = engine_of(kind)
         for shape in kind.slice_types:
             for variant in family.variants:
-                if not fits(shape, variant):
+                if not fits(shape, variant) or engine not in (None, (family.name, variant.name)):
                     continue
                 if effective_row(catalog, kind, shape, family, variant, served.items) is None:
                     missing.append(f"{variant.name} on {shape.name} of {kind.name}")
