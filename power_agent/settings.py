@@ -6,25 +6,28 @@ from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from power_agent.governors import GOVERNORS
 from trefoil.core.fleet import TRITON_NAME
 from trefoil.core.parts import Kind, Value, load_own_parts, load_part
-from trefoil.engine_api import check_address
+from trefoil.engine_api import check_address, check_triton_address
 from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings, Settings
 from trefoil.runtime.fenced import LEASE_MAX_S
 
 
 class EngineSettings(Settings):
-    """Engine that already runs on GPUs of this node and speaks OpenAI's API: it is adopted, never started or ended."""
+    """Engine that already runs on GPUs of this node and speaks OpenAI's API or Triton's: adopted, never started."""
 
     family: str
     """Family that it serves, as `trefoil family engine` wrote it."""
     variant: str
     """Variant that it serves."""
+    api: Literal["openai", "triton"] = "openai"
+    """What it speaks; triton: gRPC in clear text, of a Triton that serves the variant by a model of its repository."""
     address: str
-    """Base URL of its clients, at which the dispatchers reach it too, as http://127.0.0.1:8000/v1."""
+    """Base URL of its clients, at which the dispatchers reach it too, as http://127.0.0.1:8000/v1; of a Triton
+    host:port."""
     devices: tuple[str, ...] = Field(min_length=1)
     """GPUs that it computes on, as gpu0; outside MIG mode. Nothing else is planned there."""
     key_file: Path | None = None
@@ -47,11 +50,13 @@ class EngineSettings(Settings):
 
     @field_validator("address")
     @classmethod
-    def _reached(cls, value: str) -> str:
-        return check_address(value, "engines.address")
+    def _reached(cls, value: str, info: ValidationInfo) -> str:
+        return (check_triton_address if info.data.get("api") == "triton" else check_address)(value, "engines.address")
 
     @model_validator(mode="after")
     def _both(self) -> Self:
+        if self.key_file and self.api == "triton":
+            raise ValueError("key_file is for OpenAI's API; a Triton takes no key; leave it out")
         if bool(self.wake) != bool(self.sleep):
             raise ValueError("wake and sleep belong together; give both, or neither")
         if self.sleep and len(self.devices) > 1:

@@ -7,6 +7,7 @@ next request with [DONE] alone. Source: OpenAI's reference of streamed completio
 
 import base64
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ SHOWN_CHARS: Final = 300
 DATA: Final = b"data:"
 DONE: Final = b"[DONE]"
 MESSAGES: Final = "messages"
+TRITON_SCHEME: Final = "triton://"
+_HOST_PORT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 EMBED: Final = "embed"
 """Task of an engine that makes embeddings."""
 PROBE: Final[Mapping[str, Any]] = {"prompt": "0", "max_tokens": 1, "temperature": 0}
@@ -67,6 +70,35 @@ class EngineTarget:
 
     def __str__(self) -> str:
         return f"{self.base}{self.task and f'?{self.task}'}#{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class TritonTarget:
+    """Address of a Triton that already runs (host:port of its gRPC), its name for a model, and the family and version
+    that stand for that here."""
+
+    address: str
+    model: str
+    family: str
+    version: int
+
+    @classmethod
+    def parse(cls, target: str) -> Self:
+        """Read the form in which an agent publishes it."""
+        place, _, model = target.removeprefix(TRITON_SCHEME).partition("#")
+        address, family, version = place.split("/")
+        return cls(address, model, family, int(version))
+
+    def __str__(self) -> str:
+        return f"{TRITON_SCHEME}{self.address}/{self.family}/{self.version}#{self.model}"
+
+
+def check_triton_address(address: str, field: str) -> str:
+    """Check the address of a Triton's gRPC port; raises SettingError."""
+    if not _HOST_PORT.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 65536:
+        remedy = "write host:port of its gRPC port, e.g. 127.0.0.1:8001"
+        raise SettingError("is no address of a Triton", field=field, value=address.rpartition("@")[2], remedy=remedy)
+    return address
 
 
 def check_address(address: str, field: str) -> str:

@@ -11,9 +11,10 @@ from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
 from dispatcher.transport.engine_channel import EngineChannel
 from dispatcher.transport.h2_channel import H2Channel, open_channel
+from dispatcher.transport.renamed_channel import RenamedChannel
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import TRITON_NAME, SliceKey, triton_name
-from trefoil.engine_api import EngineTarget
+from trefoil.engine_api import TRITON_SCHEME, EngineTarget, TritonTarget
 from trefoil.runtime.security.key_file import KeyFile
 from trefoil.runtime.security.tls import Tls
 
@@ -21,12 +22,13 @@ SERVICE: Final = "inference.GRPCInferenceService"
 CLOSE_GRACE_S: Final = 600.0  # calls in flight on a connection that is replaced end by themselves, or by their deadline
 _INFER: Final = f"/{SERVICE}/ModelInfer"
 _STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
+Channel = H2Channel | EngineChannel | RenamedChannel
 
 
 class Connection:
     """Channel to one slice with its methods."""
 
-    def __init__(self, endpoint: Endpoint, channel: H2Channel | EngineChannel) -> None:
+    def __init__(self, endpoint: Endpoint, channel: Channel) -> None:
         self.endpoint = endpoint
         self.channel = channel
         self.cut_reason = ""
@@ -69,7 +71,7 @@ class SliceConnections:
     """Connections of one worker to its slices. Belongs to one event loop."""
 
     def __init__(self, tls: Tls | None, engine_keys: Mapping[str, KeyFile], name_form: str = TRITON_NAME) -> None:
-        """`engine_keys`: API keys of adopted engines by their base URLs; `name_form`: name in a Triton's certificate."""
+        """`engine_keys`: API keys of adopted engines by base URL; `name_form`: name in a Triton's certificate."""
         self._tls, self._engine_keys, self._name_form = tls, engine_keys, name_form
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -113,7 +115,10 @@ class SliceConnections:
         for connection in connections:
             await connection.channel.close()
 
-    def _channel(self, slice_: SliceKey, target: str) -> H2Channel | EngineChannel:
+    def _channel(self, slice_: SliceKey, target: str) -> Channel:
+        if target.startswith(TRITON_SCHEME):
+            triton = TritonTarget.parse(target)
+            return RenamedChannel(open_channel(triton.address, None), triton)
         if "://" in target:
             engine = EngineTarget.parse(target)
             return EngineChannel(engine, self._engine_keys.get(engine.base))

@@ -3,27 +3,33 @@ put to sleep by its own commands. Nothing else starts or ends it.
 """
 
 import asyncio
+import json
 import os
 import signal
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from power_agent.runtimes.base import RunningTriton
 from power_agent.settings import EngineSettings, PowerAgentSettings
-from power_agent.triton.client import StubDead, TritonUnready, VersionCounters
+from power_agent.triton.client import StubDead, TritonClient, TritonUnready, VersionCounters
 from trefoil.core.device_types import engine_slice
 from trefoil.core.errors import StartError
 from trefoil.core.fleet import Hosted, SliceKey
-from trefoil.engine_api import EMBED, EngineClient, EngineError, EngineTarget
+from trefoil.engine_api import EMBED, EngineClient, EngineError, EngineTarget, TritonTarget
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.given.llm_backends import LLM_FILES, OPENAI, embeds, engine_model
+from trefoil.runtime.given.llm_backends import LLM_FILES, OPENAI, TRITON, embeds, engine_model
 from trefoil.runtime.given.repository_names import boundary
 from trefoil.runtime.model_files import contract
 from trefoil.runtime.security.key_file import KeyFile
 
 POLL_S: Final = 0.5
+PROBE_S: Final = 30.0
+"""Longest wait for an inference of a probe, which may be behind others."""
 KEY_FILE: Final = "engines.key_file"
 PASSED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 """Of the agent's environment, to commands."""
@@ -34,8 +40,9 @@ class AdoptedEngine:
     """Engine of one slice. Belongs to one event loop."""
 
     def __init__(
-        self, settings: EngineSettings, target: EngineTarget, hosted: Hosted, clock: Clock, key: KeyFile | None
-    ) -> None:
+        self, settings: EngineSettings, target: EngineTarget | TritonTarget, hosted: Hosted, clock: Clock,
+        key: KeyFile | None = None,
+    ) -> None:  # fmt: skip
         self.target = target
         self._settings, self._hosted, self._clock = settings, hosted, clock
         self._client = EngineClient(key=key)
@@ -63,6 +70,7 @@ class AdoptedEngine:
             StubDead: nothing listens there.
             TritonUnready: it gives none.
         """
+        assert isinstance(self.target, EngineTarget)
         try:
             await self._client.probe(self.target)
         except EngineError as error:
@@ -87,6 +95,28 @@ class AdoptedEngine:
     async def close(self) -> None:
         """Close the connection; the engine goes on."""
         await self._client.close()
+
+
+class AdoptedTriton(AdoptedEngine):
+    """Triton that already runs on a device. No model of it is loaded or unloaded."""
+
+    def __init__(
+        self, settings: EngineSettings, target: TritonTarget, hosted: Hosted, clock: Clock, contract_: ModelConfig
+    ) -> None:
+        super().__init__(settings, target, hosted, clock)
+        self._triton = TritonClient(target.address, "", Path(), clock)
+        self._config = ModelConfig()
+        self._config.CopyFrom(contract_)
+        self._config.name = target.model
+
+    async def probe(self, family: str, version: int, timeout_s: float = 0.0) -> None:
+        """Have one inference answered, which alone proves a model."""
+        await self._triton.infer(self._config, 0, PROBE_S)
+
+    async def close(self) -> None:
+        """Close the connection; the Triton goes on."""
+        await super().close()
+        await self._triton.close()
 
 
 class AdoptedEngines:
@@ -117,8 +147,15 @@ class AdoptedEngines:
         if settings is None or not hosted:
             raise StartError(f"no engine of the settings is on {key.device}", remedy="put it back into engines")
         source, family = self._settings.model_repository.absolute(), hosted[0].family
-        path = source / family / str(hosted[0].version) / LLM_FILES[OPENAI]
-        model, task = engine_model(path, boundary(source, family)), EMBED if embeds(contract(source, family)) else ""
+        path, config = source / family / str(hosted[0].version) / LLM_FILES[OPENAI], contract(source, family)
+        model, task = engine_model(path, boundary(source, family)), EMBED if embeds(config) else ""
+        if (config.backend == TRITON) != (settings.api == TRITON):
+            remedy = f"write api = {json.dumps(TRITON if config.backend == TRITON else OPENAI)}"
+            why = f"family {family} is of backend {config.backend}"
+            raise StartError(why, field="engines.api", value=settings.api, remedy=remedy)
+        if settings.api == TRITON:
+            triton = TritonTarget(settings.address, model, family, hosted[0].version)
+            return AdoptedTriton(settings, triton, hosted[0], self._clock, config)
         secret = self._keys[settings.key_file] if settings.key_file else None
         return AdoptedEngine(settings, EngineTarget(settings.address, model, task), hosted[0], self._clock, secret)
 

@@ -186,8 +186,11 @@ class TritonClient:
             StubDead: the python stub is gone.
             TritonUnready: no answer, or one without the contract's outputs.
         """
-        config = self._contract(family)
-        started_s = self._clock.monotonic_s()
+        return await self.infer(self._contract(family), version, timeout_s)
+
+    async def infer(self, config: model_config_pb2.ModelConfig, version: int, timeout_s: float) -> float:
+        """Do what `probe` does with the model of a configuration; version 0: any."""
+        family, started_s = config.name, self._clock.monotonic_s()
         try:
             method = STREAM if config.model_transaction_policy.decoupled else "ModelInfer"
             reply = await self._call(method, probe_request(config, version), timeout=timeout_s)
@@ -332,6 +335,10 @@ class TritonClient:
         config = (await self._ask("ModelConfig", request)).config
         return max(1, sum(int(group.count) for group in config.instance_group))
 
+    async def config(self, model: str) -> model_config_pb2.ModelConfig:
+        """Configuration of a loaded model; raises TritonUnready."""
+        return (await self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model))).config
+
     def _counts_decoding(self, family: str) -> bool:
         if family not in self._decodes:
             self._decodes[family] = counts_decoding(self._contract(family))
@@ -434,8 +441,9 @@ async def _first_answer(call: Any, request: Any) -> Any:
 
 
 def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
-    """Probe request: one all-zero item for every input of the contract that is not optional; as a text "0"."""
-    request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version), id=PROBE_ID)
+    """Probe request: one all-zero item for every input of the contract that is not optional; as a text "0". Version 0:
+    any."""
+    request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version or ""), id=PROBE_ID)
     for tensor in config.input:
         if tensor.optional:
             continue
@@ -455,7 +463,7 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
 
 def wrong_reply(config: model_config_pb2.ModelConfig, version: int, reply: Any) -> str:
     """Reason why a reply to a probe cannot be trusted; "" when it can. A wrong numpy answers 0 bytes, status OK."""
-    if reply.model_version != str(version):
+    if version and reply.model_version != str(version):
         return f"version {reply.model_version} answered instead of {version}"
     sizes = {o.name: len(raw) for o, raw in zip(reply.outputs, reply.raw_output_contents, strict=False)}
     for tensor in config.output:

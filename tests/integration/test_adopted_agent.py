@@ -1,5 +1,6 @@
 """Engines that already run, under a power agent: adopted, watched, woken, put to sleep, never started otherwise."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.support.fast_cluster import NODE, FastCluster, Stage
 from tests.support.openai_engine import MODEL
 from tests.support.ports import free_ports
+from tests.support.special_models import CONFIGS, SpecialTriton
 from tests.support.triton_process import MODELS, hosted
 from trefoil.core.common import Revision
 from trefoil.core.device_types import WHOLE, engine_slice
@@ -52,14 +54,22 @@ licence = "none"
 class Node:
     """A node of two T4s: an engine has the first, digits are served on the second."""
 
-    def __init__(self, stage: Stage, folder: Path, key: str = "", config: str = "", **engine: Any) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        folder: Path,
+        key: str = "",
+        config: str = 'backend: "openai"',
+        model: str = MODEL,
+        **engine: Any,
+    ) -> None:
         self.port, self.number, self.key = free_ports(1)[0], 0, key
         self.process: subprocess.Popen[bytes] | None = None
         models = folder / "models"
         (models / "chat" / "1").mkdir(parents=True)
-        (models / "chat" / "config.pbtxt").write_text('name: "chat"\nbackend: "openai"\n' + config)
+        (models / "chat" / "config.pbtxt").write_text(f'name: "chat"\n{config}\n')
         (models / "chat" / "family.toml").write_text(FAMILY)
-        (models / "chat" / "1" / "engine.json").write_text(json.dumps({"model": MODEL}))
+        (models / "chat" / "1" / "engine.json").write_text(json.dumps({"model": model}))
         for name in ("digits", "_shared"):
             (models / name).symlink_to(MODELS / name)
         self.address = f"http://127.0.0.1:{self.port}/v1"
@@ -188,7 +198,7 @@ def test_an_engine_of_a_variant_that_no_repository_has_closes_its_device(node):
 
 
 def test_an_engine_of_embeddings_with_a_key_is_proven_by_them(stage, tmp_path):
-    config, file = model_config_pb2.ModelConfig(), tmp_path / "key"
+    config, file = model_config_pb2.ModelConfig(backend="openai"), tmp_path / "key"
     complete_embeddings(config)
     file.write_text("sk-wrong")
     file.chmod(0o600)
@@ -205,3 +215,24 @@ def test_an_engine_of_embeddings_with_a_key_is_proven_by_them(stage, tmp_path):
     finally:
         node.cluster.close()
         node.kill_engine()
+
+
+def test_a_triton_that_already_runs_is_adopted_and_never_touched(stage, tmp_path):
+    triton = SpecialTriton(tmp_path, 0, 3, ("scores", "moody"))
+    config = 'backend: "triton" max_batch_size: 8\n' + CONFIGS["scores"].replace(' label_filename: "labels.txt"', "")
+    node = Node(stage, tmp_path / "node", config=config, model="scores", api="triton", address=triton.target)
+    try:
+        asyncio.run(triton.ready())
+        node.go(CHAT)
+        node.until_state(SliceState.READY)
+        assert node.slice().grpc_target == f"triton://{triton.target}/chat/1#scores"
+        node.go()
+        node.until_state(None)
+        assert triton.process.poll() is None
+        asyncio.run(triton.ready())
+        triton.close()
+        node.go(CHAT)
+        node.until_state(SliceState.FAILED, why="does not infer with scores")
+    finally:
+        node.cluster.close()
+        triton.close()

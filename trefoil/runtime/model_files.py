@@ -5,8 +5,8 @@
              <version>/model.onnx      backend onnxruntime (or none named): the graph; external data below its folder
              <version>/model.plan      backend tensorrt: an engine; several for GPU types by `cc_model_filenames`
              <version>/variant.py      backend python: a model that is code
-             <version>/model.json      backend vllm; config.json: tensorrtllm; engine.json: openai, an engine that
-                                       already runs (trefoil/runtime/given/llm_backends.py)
+             <version>/model.json      backend vllm; config.json: tensorrtllm; engine.json: openai or triton, a
+                                       server that already runs (trefoil/runtime/given/llm_backends.py)
 
 A family may have no model files at all: the catalogue knows it, and only a slice that shall serve it refuses.
 """
@@ -28,7 +28,9 @@ from trefoil.runtime.given.llm_backends import (
     ENGINE_PATH,
     LLM_FILES,
     OPENAI,
+    RUNNING,
     TENSORRT_LLM,
+    TRITON,
     VLLM_TENSORS,
     complete_vllm,
     embeds,
@@ -47,7 +49,7 @@ from trefoil.runtime.given.repository_names import (
 
 CONFIG: Final = "config.pbtxt"
 ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
-GPU_ONLY: Final = (ENGINES, TENSORRT_LLM, OPENAI)  # backends whose models no Triton of any machine can load
+GPU_ONLY: Final = (ENGINES, TENSORRT_LLM, *RUNNING)  # backends whose models no Triton of any machine can load
 PYTHON: Final = "python"  # the backend of models that are code
 FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan", PYTHON: "variant.py"}
 PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
@@ -285,6 +287,8 @@ def not_graphs(config: model_config_pb2.ModelConfig) -> str:
     backend = backend_of(config)
     if backend == OPENAI:
         return "language models of engines that already run"
+    if backend == TRITON:
+        return "models of Tritons that already run"
     if backend in LLM_FILES:
         return f"language models of Triton's backend {backend}"
     return "TensorRT engines" if backend == ENGINES else "python models" if opaque(config) else ""

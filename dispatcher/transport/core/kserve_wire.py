@@ -130,6 +130,11 @@ def stream_error(details: str, id_: str) -> bytes:
     return _string(b"\x0a", details) + stream_answer(_string(b"\x1a", id_))
 
 
+def model_suffix(name: str, version: str) -> bytes:
+    """Encode a model's name and version: fields 1 and 2 of a ModelInferRequest, its response, or a question."""
+    return _string(b"\x0a", name) + _string(VERSION_FIELD, version)
+
+
 STAGES: Final = "trefoil_stage_slices"
 
 

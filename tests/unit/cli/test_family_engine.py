@@ -114,7 +114,7 @@ EMBEDS = ("--as", "passages", "--embeddings", "--slo-latency-ms", 500, "--stream
 def test_a_family_of_embeddings_is_written(tmp_path, address):
     said = engine(tmp_path, f"tiny={address}#org/tiny", options=EMBEDS)
     assert said.exit_code == 0, said.output
-    assert "3 texts at once" in said.output
+    assert "3 at once: " in said.output
     family, rows = load_family(tmp_path / "passages")
     assert (family.generative, family.tokens_mean) == (False, 0.0)
     assert [row.batch for row in rows] == [1, 3]
@@ -122,7 +122,7 @@ def test_a_family_of_embeddings_is_written(tmp_path, address):
     [shown] = done(run("check", "passages", "--graphs-only", "--repository", tmp_path, "--json"))
     assert shown["problems"] == []
     for wrong, why in (
-        ((*EMBEDS, "--tokens-mean", 8), "embeddings have no tokens"),
+        ((*EMBEDS, "--tokens-mean", 8), "whole answers have no tokens"),
         (OPTIONS[:2] + EMBEDS[3:], "2 tokens"),
     ):
         refused(engine(tmp_path, f"tiny={address}", options=wrong), "--tokens-mean", why)

@@ -22,12 +22,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import trefoil
+from power_agent.triton.client import TritonClient, TritonUnready
 from trefoil.cli.family.import_family import UNFINISHED, Statement, family_toml
 from trefoil.core.device_types import DEVICE_TYPES, NO_MIG, device_type, engine_slice
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, Unavailable, system_error
 from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.units import MS_PER_S
-from trefoil.engine_api import EMBED, EngineClient, EngineTarget, check_address
+from trefoil.engine_api import EMBED, EngineClient, EngineTarget, check_address, check_triton_address
 from trefoil.profiler.profile_csv import (
     QUANTILES,
     ProfilePoint,
@@ -38,12 +39,14 @@ from trefoil.profiler.profile_csv import (
 )
 from trefoil.profiler.stream_load import PROMPT_WORDS, WORDS
 from trefoil.runtime.clock import Clock, WallClock
-from trefoil.runtime.given.llm_backends import LLM_FILES, MAX_TOKENS, OPENAI, complete_embeddings
+from trefoil.runtime.given.llm_backends import LLM_FILES, MAX_TOKENS, OPENAI, TRITON, complete_embeddings
 from trefoil.runtime.given.repository_names import check_name
 from trefoil.runtime.model_files import CONFIG
 from trefoil.runtime.repository import FAMILY_FILE, PROFILE_FILE, load_family
 from trefoil.runtime.security.key_file import KeyFile
 
+INFERENCE_S: Final = 60.0
+"""Longest wait for one."""
 SOURCE: Final = "trefoil family engine: times measured; joules estimated by core/power at density 1, no meter"
 
 
@@ -58,8 +61,8 @@ class StreamsMeasured:
     latency_ms: tuple[float, float, float]
 
 
-def parse_engines(given: Sequence[str], embeds: bool = False) -> dict[str, EngineTarget]:
-    """Engines by variant, from `VARIANT=ADDRESS` or `VARIANT=ADDRESS#MODEL`.
+def parse_engines(given: Sequence[str], task: str = "") -> dict[str, EngineTarget]:
+    """Engines by variant, from `VARIANT=ADDRESS` or `VARIANT=ADDRESS#MODEL`. `task`: EMBED, TRITON.
 
     Raises:
         InvalidInput: not of that form, no address, or a variant stands twice.
@@ -73,7 +76,8 @@ def parse_engines(given: Sequence[str], embeds: bool = False) -> dict[str, Engin
             remedy = "write small=http://127.0.0.1:8000/v1, and #MODEL where the engine calls it otherwise"
             raise SettingError(why, field="ENGINE", value=text, remedy=remedy)
         check_name(name, "ENGINE")
-        found[name] = EngineTarget(check_address(base, "ENGINE"), model or name, EMBED if embeds else "")
+        check = check_triton_address if task == TRITON else check_address
+        found[name] = EngineTarget(check(base, "ENGINE"), model or name, task)
     return found
 
 
@@ -114,8 +118,9 @@ def adopt_engines(
         remedy = "take another name, or remove it first"
         raise CatalogError(f"{target} exists already", field="--as", value=stated.family, remedy=remedy)
     clock, measured = WallClock(), dict[str, list[StreamsMeasured]]()
+    config = asyncio.run(_contract(stated.family, list(engines.values()), clock))
     for name, engine in engines.items():
-        run = _measure(engine, stated.tokens_mean, streams, gpus, seconds, clock, say, keys.get(name))
+        run = _measure(engine, stated.tokens_mean, streams, gpus, seconds, clock, say, keys.get(name), config)
         measured[name] = asyncio.run(run)
     points = [_point(board, stated.family, name, one) for name, found in measured.items() for one in found]
     date = datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%d")
@@ -128,7 +133,7 @@ def adopt_engines(
                 (fresh / str(version)).mkdir(parents=True)
                 model = json.dumps({"model": engine.model}, ensure_ascii=False)
                 (fresh / str(version) / LLM_FILES[OPENAI]).write_text(model + "\n", encoding="utf-8")
-            (fresh / CONFIG).write_text(_contract(stated.family, engines), encoding="utf-8")
+            (fresh / CONFIG).write_text(text_format.MessageToString(config), encoding="utf-8")
             text = family_toml(stated, list(engines), "`trefoil family engine`")
             (fresh / FAMILY_FILE).write_text(text, encoding="utf-8")
             load_family(fresh)
@@ -140,12 +145,39 @@ def adopt_engines(
     return measured
 
 
-def _contract(family: str, engines: Mapping[str, EngineTarget]) -> str:
-    """Text of the family's config.pbtxt; the tensors of completions are those of Triton's vLLM backend."""
-    config = model_config_pb2.ModelConfig(name=family, backend=OPENAI)
-    if any(engine.task == EMBED for engine in engines.values()):
+async def _contract(family: str, engines: Sequence[EngineTarget], clock: Clock) -> model_config_pb2.ModelConfig:
+    """Contract of the family; the tensors of completions are those of Triton's vLLM backend, those of Tritons theirs.
+
+    Raises:
+        TritonUnready: a Triton does not tell.
+        CatalogError: its model answers by streams, or another one's has other tensors.
+    """
+    config = model_config_pb2.ModelConfig(name=family, backend=TRITON if engines[0].task == TRITON else OPENAI)
+    if engines[0].task == EMBED:
         complete_embeddings(config)
-    return text_format.MessageToString(config)
+    for engine in engines if engines[0].task == TRITON else ():
+        client = TritonClient(engine.base, "", Path(), clock)
+        try:
+            own = await client.config(engine.model)
+        except TritonUnready as error:
+            raise TritonUnready(str(error), remedy="correct address or model; is it Triton's gRPC port?") from error
+        finally:
+            await client.close()
+        if own.model_transaction_policy.decoupled or own.HasField("sequence_batching"):
+            why = f"{engine.model} answers by streams, or has sequences: it cannot be measured here"
+            raise CatalogError(why, field="ENGINE", value=str(engine), remedy="import its model instead")
+        told = [(t.name, t.data_type, list(t.dims)) for t in (*own.input, *own.output)]
+        if config.input and told != [(t.name, t.data_type, list(t.dims)) for t in (*config.input, *config.output)]:
+            why = f"{engine.model} has other tensors than {engines[0].model}"
+            raise CatalogError(why, field="ENGINE", value=str(engine), remedy="adopt it as another family")
+        if not config.input:
+            config.input.extend(own.input)
+            config.output.extend(own.output)
+            config.max_batch_size = own.max_batch_size
+        config.max_batch_size = min(config.max_batch_size, own.max_batch_size)
+    for tensor in config.output:
+        tensor.ClearField("label_filename")
+    return config
 
 
 def _point(board: DeviceType, family: str, variant: str, found: StreamsMeasured) -> ProfilePoint:
@@ -166,12 +198,18 @@ def _point(board: DeviceType, family: str, variant: str, found: StreamsMeasured)
 
 async def _measure(
     engine: EngineTarget, tokens_mean: float, streams: Sequence[int], gpus: int, seconds: float, clock: Clock,
-    say: Callable[[str], None], key: KeyFile | None,
+    say: Callable[[str], None], key: KeyFile | None, config: model_config_pb2.ModelConfig,
 ) -> list[StreamsMeasured]:  # fmt: skip
     client, numbers = EngineClient(key=key), count()
-    ask = _embeddings if engine.task == EMBED else _stream
+    triton = TritonClient(engine.base, "", Path(), clock)
+
+    async def infer(*_: object) -> list[tuple[float, float]]:
+        return await _inferences(triton, engine, config, until_s, clock)
+
+    ask, until_s = infer if engine.task == TRITON else _embeddings if engine.task == EMBED else _stream, 0.0
     try:
-        await client.probe(engine)
+        if engine.task != TRITON:
+            await client.probe(engine)
         found = []
         for at_once in streams:
             say(f"{engine}: {at_once * gpus} streams at once")
@@ -185,6 +223,7 @@ async def _measure(
         return found
     finally:
         await client.close()
+        await triton.close()
 
 
 async def _stream(
@@ -220,6 +259,18 @@ async def _embeddings(
     return found
 
 
+async def _inferences(
+    client: TritonClient, engine: EngineTarget, config: model_config_pb2.ModelConfig, until_s: float, clock: Clock
+) -> list[tuple[float, float]]:
+    """Time [ms] of one inference of zeros after the other, and 0; raises TritonUnready."""
+    own = model_config_pb2.ModelConfig()
+    own.CopyFrom(config)
+    own.name, found = engine.model, list[tuple[float, float]]()
+    while not found or clock.monotonic_s() < until_s:
+        found.append((await client.infer(own, 0, INFERENCE_S), 0.0))
+    return found
+
+
 def _words(number: int) -> str:
     return " ".join([str(number), *(WORDS[i % len(WORDS)] for i in range(PROMPT_WORDS - 1))])
 
@@ -236,7 +287,7 @@ def lines(
     found = [
         f"  {name}: {one.streams * gpus} streams: TTFT {one.ttft_ms:.0f} ms, TPOT {one.tpot_ms:.1f} ms"
         if one.tpot_ms
-        else f"  {name}: {one.streams * gpus} texts at once: {one.ttft_ms:.0f} ms each"
+        else f"  {name}: {one.streams * gpus} at once: {one.ttft_ms:.1f} ms each"
         for name, each in measured.items()
         for one in each
     ]
@@ -244,6 +295,7 @@ def lines(
     found += ["(a power agent of its own: [[engines]]; devices: the GPUs that the engine computes on)"]
     for name, engine in engines.items():
         found += ["", "[[power_agent.engines]]", f'family = "{stated.family}"', f'variant = "{name}"']
+        found += [f'api = "{TRITON}"'] if engine.task == TRITON else []
         found += [f"address = {json.dumps(engine.base)}", f"devices = {json.dumps([f'gpu{n}' for n in range(gpus)])}"]
         found += [f"key_file = {json.dumps(os.path.abspath(keys[name]))}"] if name in keys else []
     return found

@@ -179,6 +179,7 @@ def engine(
     device_type: Annotated[str, typer.Option(help="Board that they compute on. Names: docs/device-types.md")],
     tokens_mean: Annotated[float, typer.Option(help="Mean tokens of an answer.", min=0, max=1_000_000)] = 0.0,
     embeddings: Annotated[bool, typer.Option("--embeddings", help="They make embeddings, no text.")] = False,
+    api: Annotated[str, typer.Option(help="What they speak: openai, or triton (host:port of gRPC).")] = "openai",
     key_file: Annotated[
         list[str] | None, typer.Option(metavar="VARIANT=FILE", help="File with an engine's API key.")
     ] = None,
@@ -199,11 +200,15 @@ def engine(
     from trefoil.cli.family.adopt_engine import adopt_engines, lines, parse_engines, read_keys, whole_board
     from trefoil.cli.family.import_family import Statement, parse_accuracies, parse_numbers
 
-    if tokens_mean > 0 if embeddings else tokens_mean < TOKENS_MIN:
-        why = "embeddings have no tokens" if embeddings else f"an answer has at least {TOKENS_MIN} tokens"
-        remedy = "leave it out" if embeddings else "state it; or --embeddings, where the engines make embeddings"
+    if api not in ("openai", "triton") or (api == "triton" and (embeddings or key_file)):
+        why = "is no API of engines" if api not in ("openai", "triton") else "takes no --embeddings, no --key-file"
+        raise SettingError(why, field="--api", value=api, remedy="write openai or triton, and triton alone")
+    whole = embeddings or api == "triton"
+    if tokens_mean > 0 if whole else tokens_mean < TOKENS_MIN:
+        why = "whole answers have no tokens" if whole else f"an answer has at least {TOKENS_MIN} tokens"
+        remedy = "leave it out" if whole else "state it; or --embeddings, where the engines make embeddings"
         raise SettingError(why, field="--tokens-mean", value=tokens_mean, remedy=remedy)
-    found = parse_engines(engines, embeddings)
+    found = parse_engines(engines, "triton" if api == "triton" else "embed" if embeddings else "")
     key_files = dict(text.partition("=")[::2] for text in key_file or ())
     keys = read_keys(key_files, found)
     stated = Statement(

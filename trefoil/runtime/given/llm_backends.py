@@ -2,7 +2,8 @@
 
     <version>/model.json     backend vllm: keyword arguments of vLLM's engine
     <version>/config.json    backend tensorrtllm: an engine's folder, as trtllm-build writes it
-    <version>/engine.json    backend openai, none of Triton's: {"model": its name}, at an engine that already runs
+    <version>/engine.json    backends openai and triton, none of Triton's: {"model": its name}, at an engine, or at a
+                             Triton, that already runs
 
 Source: triton-inference-server/vllm_backend src/model.py, tensorrtllm_backend all_models/inflight_batcher_llm.
 """
@@ -19,7 +20,10 @@ from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, read_text
 VLLM: Final = "vllm"
 TENSORRT_LLM: Final = "tensorrtllm"
 OPENAI: Final = "openai"
-LLM_FILES: Final = {VLLM: "model.json", TENSORRT_LLM: "config.json", OPENAI: "engine.json"}
+TRITON: Final = "triton"
+RUNNING: Final = (OPENAI, TRITON)
+"""Backends of families that servers serve which already run."""
+LLM_FILES: Final = {VLLM: "model.json", TENSORRT_LLM: "config.json", **dict.fromkeys(RUNNING, "engine.json")}
 """Backends whose versions are folders that the backend reads by itself, and the file that each version has."""
 VLLM_TENSORS: Final = (VLLM, OPENAI)
 """Backends whose families have the tensors of vLLM's."""
@@ -169,6 +173,6 @@ def ask_one_token(request: Any, config: model_config_pb2.ModelConfig) -> None:
 
 def unasked_outputs(config: model_config_pb2.ModelConfig) -> frozenset[str]:
     """Outputs that are in an answer only where its request asks for them."""
-    if api_of(config) not in (VLLM, TENSORRT_LLM) and str(config.backend) not in LLM_FILES:
+    if api_of(config) not in (VLLM, TENSORRT_LLM) and str(config.backend) not in LLM_FILES.keys() - {TRITON}:
         return frozenset()
     return frozenset(tensor.name for tensor in config.output) - {ANSWER, "output_ids"}
