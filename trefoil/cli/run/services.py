@@ -491,19 +491,26 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
 
 def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
     """Settings of the dispatcher; routes come from the plan."""
-    return _common_settings("dispatcher", system, launch, paths.folder("dispatcher")) | {
-        "inference_address": launch.addresses["inference"],
-        "plan_key_file": str(paths.routes_key),
-        "front_open": True,
-        "rest_address": launch.addresses.get("rest", ""),
-        "workers": system.workers,
-        "router": system.router,
-        "queue": system.queue,
-        "own_parts": _own_parts(system, Kind.ROUTER, Kind.QUEUE),
-        "engine_key_files": {
-            each.address: str(each.key_file) for each in agent_settings(system).engines if each.key_file
-        },
-    }
+    return (
+        _common_settings("dispatcher", system, launch, paths.folder("dispatcher"))
+        | {
+            "inference_address": launch.addresses["inference"],
+            "plan_key_file": str(paths.routes_key),
+            "front_open": True,
+            "rest_address": launch.addresses.get("rest", ""),
+            "workers": system.workers,
+            "router": system.router,
+            "queue": system.queue,
+            "own_parts": _own_parts(system, Kind.ROUTER, Kind.QUEUE),
+        }
+        | _engine_keys(system)
+    )
+
+
+def _engine_keys(system: System) -> dict[str, Any]:
+    """The dispatcher's setting of API keys, where the agent's engines have any."""
+    keys = {each.address: str(each.key_file) for each in agent_settings(system).engines if each.key_file}
+    return {"engine_key_files": keys} if keys else {}
 
 
 def node_settings(system: System) -> dict[str, Any]:
