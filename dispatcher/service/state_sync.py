@@ -296,8 +296,8 @@ class StateSync:
         Raises:
             PlanError: it is not signed where it has to be, or is not what was signed.
         """
-        self._plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
-        self._plan_keys.verify_jobs(plan)
+        self.plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
+        self.plan_keys.verify_jobs(plan)
 
     def _log_trouble_once(self, error: TrefoilError) -> None:
         """Once for each new trouble."""

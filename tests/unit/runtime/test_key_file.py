@@ -43,7 +43,7 @@ def test_what_replaces_the_file_is_read_and_what_is_none_is_not(file, capfd):
     file.chmod(0o644)
     assert [key.read(), key.read()] == ["sk-2", "sk-2"]
     said = "".join(capfd.readouterr())
-    assert said.count("the last key of a server stays") == 1
+    assert said.count("key_file: the change is not used") == 1
     assert "sk-2" not in said
     file.unlink()
     assert key.read() == "sk-2"

@@ -1,15 +1,13 @@
 """API key of another server, in a file that may change while the service runs."""
 
-import os
 from pathlib import Path
-
-import structlog
+from typing import Final
 
 from trefoil.core.errors import SettingError
-from trefoil.runtime.config import read_secret_file
+from trefoil.runtime.security.reread import Reread
+from trefoil.runtime.security.secret_files import read_secret_file
 
-LOG = structlog.get_logger()
-HIDDEN = "[key]"
+HIDDEN: Final = "[key]"
 """Stands for the key where the server's words repeat it."""
 
 
@@ -21,37 +19,22 @@ class KeyFile:
 
     def __init__(self, path: Path, field: str) -> None:
         self._path, self._field = path, field
-        self._stamp = self._stamp_now()
-        self._key = self._read()
+        self._key = Reread(field, self._read, lambda: (path,))
+        self._sent = self._key.now
 
     def read(self) -> str:
         """The key as the file has it now."""
-        stamp = self._stamp_now()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._key = self._read()
-            except SettingError as error:
-                LOG.warning("the last key of a server stays: its file is not taken", why=str(error))
-        return self._key
+        self._sent = self._key.now
+        return self._sent
 
     def hidden_in(self, text: str) -> str:
-        """A text without the key."""
-        return text.replace(self._key, HIDDEN)
+        """A text without the key that was read last."""
+        return text.replace(self._sent, HIDDEN)
 
     def _read(self) -> str:
         key = read_secret_file(self._path, self._field)
         if not key.isascii() or not key.isprintable() or " " in key:
-            why, remedy = (
-                "holds no key: a header takes printable ASCII without spaces",
-                "put the server's API key there",
-            )
+            why = "holds no key: a header takes printable ASCII without spaces"
+            remedy = "put the server's API key there"
             raise SettingError(why, field=self._field, value=str(self._path), remedy=remedy)
         return key
-
-    def _stamp_now(self) -> tuple[int, ...]:
-        try:
-            seen = os.stat(self._path)
-        except OSError:
-            return ()
-        return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_mode
