@@ -169,7 +169,6 @@ async def run(scratch: Path, wanted: Callable[[str], bool], seen: list[Seen]) ->
 async def play(lane: Sequence[Fault], world: World, watch: Watch, seen: list[Seen]) -> None:
     """Play faults one after the other."""
     for fault in lane:
-        await world.settled()
         alerts = {name: {"alertname": name, **labels} for name, labels in fault.alerts.items()}
         for name, labels in alerts.items():
             if await watch.until(labels, fires=name == NEVER_CLEARS) is None:
@@ -177,6 +176,7 @@ async def play(lane: Sequence[Fault], world: World, watch: Watch, seen: list[See
         print(f"{fault.what}: begins", flush=True)
         fired: dict[str, float | None] = dict.fromkeys(alerts)
         try:
+            await world.settled()
             async with fault.make(world):
                 during = {name: labels for name, labels in alerts.items() if name not in fault.afterwards}
                 fired |= await seconds(watch, during, fires=True)

@@ -3,13 +3,14 @@
 Data: the agent's words; the statuses of nodes. A refused slice's place counts as taken, a refused device as closed, so
 that every planner plans around both as around what a status names itself.
 A refusal is forgotten when its agent reports the device otherwise than it did (instances, MIG mode, driver, boot), when
-another agent takes over, and after `retry_s`: a reason that no status shows may be gone. Pure.
+another agent takes over, when a slice that could not be made serves, and after `retry_s`: a reason that no status shows
+may be gone. Pure.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from trefoil.core.fleet import DeviceStatus, FleetState, NodeStatus, SliceKey, SliceState
+from trefoil.core.fleet import SERVING, DeviceStatus, FleetState, NodeStatus, SliceKey, SliceState
 from trefoil.core.plan import NodePlan
 
 UNMAKEABLE = ("create_gi: ", "create_ci: ")
@@ -52,10 +53,12 @@ class Refusals:
         if not self._known:
             return fleet
         reports = _reports(fleet)
+        serving = {s.key for n in fleet.nodes for d in n.devices for s in d.slices if s.state in SERVING}
         kept = {
             key: one
             for key, one in self._known.items()
             if now_s < one.ends_s and reports.get(key.device, one.reported) == one.reported
+            if not (key in serving and one.why.startswith(UNMAKEABLE))
         }
         if len(kept) < len(self._known):
             self._known = kept

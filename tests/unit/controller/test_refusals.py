@@ -108,6 +108,18 @@ def test_a_refusal_of_an_agent_started_again_is_tried_again():
     assert known.around(again, 1.0) is again
 
 
+@pytest.mark.parametrize(("why", "forgotten"), [("create_ci: no", True), ("its credits cannot be", False)])
+def test_a_slice_that_could_not_be_made_and_serves_is_refused_no_more(why, forgotten):
+    status, known = SliceStatus(key=ONE, state=SliceState.FAILED, why=why), Refusals(RETRY_S)
+    seen = with_devices(fleet(1), slices=(status,))
+    known.around(seen, 0.0)
+    known.note((ONE,), why, 0.0)
+    assert known.around(seen, 1.0).device(GPU).foreign == (ONE,)
+    made = with_devices(fleet(1), slices=(replace(status, state=SliceState.READY, why=""),))
+    assert (known.around(made, 2.0) is made) == forgotten
+    assert (not known.reasons) == forgotten
+
+
 def test_a_refusal_names_its_slice_else_its_device():
     parts = tuple(PlannedSlice(SliceKey(GPU, "1g.5gb", at, 1)) for at in (0, 1))
     plan = NodePlan(node="node0", devices=(PlannedDevice(GPU, slices=parts), PlannedDevice("node0/gpu1")))
