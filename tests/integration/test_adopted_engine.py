@@ -299,7 +299,7 @@ async def test_an_engine_gets_its_key_alone_and_no_error_shows_it(state, tmp_pat
         assert len((await adopted.stream("hello"))[0]) == 6
         assert set(other.shown) == {""}, "the key is for the one address"
     said = "".join(capfd.readouterr())
-    assert "its file is not taken" in said
+    assert "the change is not used" in said
     assert "sk-secret" not in said
 
 
