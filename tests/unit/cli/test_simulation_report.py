@@ -19,6 +19,7 @@ def test_simulate_writes_a_page_that_says_simulated_and_what_was_missed(
     assert result.exit_code == 0, result.output
     assert "report.html" in result.stdout
     page = (tmp_path / "report.html").read_text()
+    assert '<td data-name="family">digits</td>' in page, "on a telephone each cell stands below its column's name"
     for part in (
         "2 × A100-SXM4-40GB",
         "Simulated.",
