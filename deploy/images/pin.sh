@@ -15,5 +15,5 @@ closure() {  # PACKAGES: they and what they depend on, on a system without any p
 closure $(apt-cache dumpavail | sed -n '/^Package: /{s///;h}; /^Priority: required$/{g;p}') > "$base"
 libpython=$(apt-cache depends python3 | sed -n 's/^ *Depends: python\(3\.[0-9]*\)$/libpython\1/p')
 [ -s "$base" ] && [ -n "$libpython" ] || { echo "error: apt = '': no lists of packages. Remedy: apt-get update" >&2; exit 2; }
-closure python3 python3-venv "$libpython" ca-certificates openssl redis-server redis-sentinel haproxy prometheus prometheus-alertmanager wget |
+closure python3 python3-venv "$libpython" ca-certificates openssl redis-server redis-sentinel haproxy prometheus prometheus-alertmanager prometheus-redis-exporter wget |
     comm -13 "$base" - | sed "s|^|$VERSION_CODENAME/$(dpkg --print-architecture) |"
