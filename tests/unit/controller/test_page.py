@@ -212,7 +212,7 @@ async def test_planned_jobs_are_shown_by_deadline_over_their_hours(tmp_path: Pat
     assert (shown["count"], shown["hidden"], shown["queue"][0]["name"]) == (JOBS_SHOWN + 2, 2, f"job{JOBS_SHOWN + 1}")
     assert shown["hours"] == [(50.0, True), (100.0, True)]
     assert shown["saves"] == "saves 24 g (50%) against run at once, about nothing against run evenly"
-    assert picture(await overview(controller), now_s + 86_400.0)["jobs"] is None, "the plan has ended"
+    assert picture(await overview(controller), now_s + 86_401.0)["jobs"] is None, "the plan has ended"
     async with served(controller, tmp_path) as (client, _):
         html = await frame(client, lambda html: "Jobs that wait" in html)
     assert "prospect 1" in html
