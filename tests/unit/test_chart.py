@@ -78,6 +78,6 @@ def test_variables_of_agents_are_settings():
 def test_the_clusters_name_server_takes_the_place_of_the_swarms():
     config = (CHART / "files" / "haproxy.cfg").read_text()
     assert config.count("nameserver dns 127.0.0.11:53") == 1
-    assert " dispatcher:8001" in config
+    assert config.count("@dispatcher:") == config.count("dispatcher:80") == 4
     assert "^node_socket" in TEMPLATES["config.yaml"]
     assert re.search("^node_socket", (CHART / "files" / "power_agent.toml").read_text(), re.M)
