@@ -87,8 +87,7 @@ CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster",
 
 
 def known_name(name: str) -> str:
-    """Name in `SERIES` of a series by the name that its source gives it, where OpenMetrics ends a counter's `_total`;
-    "": it is not read."""
+    """Name in `SERIES` of a series as its source names it, also with OpenMetrics' `_total`; "": it is not read."""
     return next((one for one in (name, name.removesuffix("_total")) if one in SERIES), "")
 
 
