@@ -29,7 +29,7 @@ NORMALISED: Final[tuple[tuple[str, str], ...]] = (
     (re.escape(tempfile.gettempdir()) + rf"/{FOLDER}\w+", "<tmp>"),
     (re.escape(trefoil.__version__), "<version>"),
     (r'("(?:commit|machine)": )"[^"]*"', r'\1"<of this run>"'),
-    (r'("took_(?:ms_\w+|s)": )[\d.e-]+', r"\1<wall time>"),
+    (r'("took_(?:ms_\w+|s)": )[\d.e-]+', r"\1<ms>"),  # wall time
     (r"(?m)^working, \d+ s so far\n", ""),  # progress, by wall time
 )
 ARGUMENTS: Final[Mapping[str, str]] = {
