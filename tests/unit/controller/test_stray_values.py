@@ -230,6 +230,37 @@ async def test_a_stray_value_changes_no_total_and_blocks_nothing(world, name):
     assert sum(world.seen.windows.arrivals("digits", world.clock.now_s())) == 0
 
 
+LONG = {
+    "joules of a day": lambda now: replace(sample(KEY, "s", 1e7, now), starts_at_s=now - 86_000.0),
+    "joules of an hour long past": lambda now: replace(sample(KEY, "s", 1e6, now - 2e5), starts_at_s=now - 2e5 - 3600),
+    "requests of a day": lambda now: window(0, now - 86_000.0, now, replace(CELL, arrived=10**9)),
+}
+
+
+@pytest.mark.parametrize("at", [0, 13], ids=["first", "last"])
+@pytest.mark.parametrize("name", LONG)
+async def test_a_long_interval_without_a_neighbour_changes_no_total(world, name, at):
+    """Where nothing stands before it, or nothing comes after it: its node has ended."""
+    for number in range(13):
+        if number == at:
+            await spoil(world, LONG[name](world.clock.now_s()))
+        await world.state.put_unfenced(world.state.keys.ack("d", 0), TableAck("d", observed_at_s=world.clock.now_s()))
+        await world.second(0.6)
+    if at == 13:
+        for number in range(20):
+            await world.clock.advance(1.0)
+            await world.authority._step()
+            if number == 4:
+                await spoil(world, LONG[name](world.clock.now_s()))
+            await world.reader.refresh()
+            await world.accountant.refresh(["digits"])
+    await world.accountant.flush()
+    totals = await world.state.totals(world.state.keys.totals("digits", HOUR))
+    assert totals["joules"] == pytest.approx(13 * 6.0)
+    assert totals["requests"] == 13 * 10
+    assert await world.state.names(world.state.keys.totals_prefix()) == [world.state.keys.totals("digits", HOUR)]
+
+
 async def goes_on(world: World, folder: Path, lies: list[Write]) -> float:
     """Joules that the books have in the end, where these stood in Redis when another process on that disk began."""
     for _ in range(6):

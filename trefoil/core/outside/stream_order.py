@@ -16,6 +16,8 @@ HELD_MAX: Final = 4
 """Values of a writer that wait for their successors."""
 JOIN_S: Final = 1.0
 """By which the ends of two neighbours may differ: clocks that agree, and steps of a sensor."""
+ALONE_S: Final = 60.0
+"""Longest interval of a value that counts without a neighbour: hours of the past need one."""
 SAME_S: Final = 1e-5
 """By which the ends of a value that is appended again may differ: messages carry microseconds."""
 FOLDED_MAX: Final = 2**20
@@ -74,7 +76,7 @@ class StreamOrder(Generic[IntervalT]):
         if value in held:
             return ()
         taken: tuple[IntervalT, ...] = ()
-        if proven if last is None else self._continues(last, value):
+        if proven and _is_short(value) if last is None else self._continues(last, value):
             taken = (value,)
         elif (before := next((h for h in held if self._continues((h.seq, h.ends_at_s), value)), None)) is not None:
             taken = (before, value)
@@ -94,10 +96,9 @@ class StreamOrder(Generic[IntervalT]):
     def release(self) -> tuple[IntervalT, ...]:
         """Take what is held of writers that may append no more; of several values of one writer none is proven."""
         held, self._held = self._held, {}
-        for values in held.values():
-            for value in values if len(values) > 1 else ():
-                self._set_aside(value, f"seq {value.seq} has no successor")
-        single = {writer: values[0] for writer, values in held.items() if len(values) == 1}
+        single = {writer: each[0] for writer, each in held.items() if len(each) == 1 and _is_short(each[0])}
+        for value in (value for writer, values in held.items() if writer not in single for value in values):
+            self._set_aside(value, f"seq {value.seq} has no successor")
         self._last |= {writer: (value.seq, value.ends_at_s) for writer, value in single.items()}
         return tuple(single.values())
 
@@ -109,3 +110,7 @@ class StreamOrder(Generic[IntervalT]):
     def _continues(self, last: tuple[int, float], value: IntervalT) -> bool:
         step = value.seq - last[0]
         return 1 <= step <= self._seq_step_max and abs(value.starts_at_s - last[1]) <= JOIN_S
+
+
+def _is_short(value: StreamInterval) -> bool:
+    return value.ends_at_s - value.starts_at_s <= ALONE_S
