@@ -17,6 +17,7 @@ from tests.unit.dispatcher.worlds import key, node, status
 from trefoil import engine_api
 from trefoil.core.fleet import Hosted
 from trefoil.core.plan import Route, RouteTarget
+from trefoil.runtime.given.llm_backends import embeds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 CHAT = "chat"
@@ -238,6 +239,8 @@ async def test_sampling_parameters_that_are_none_are_refused_by_name(adopted, sa
 async def embedding(adopted, engine) -> Adopted:
     await publish(adopted.system)
     await publish(adopted.system, engine.address, task="?embed")
+    contracts = adopted.system.running.contracts
+    await until(lambda: embeds(contracts.known(CHAT).config.config))  # the text engine's contract was known before
     return adopted
 
 

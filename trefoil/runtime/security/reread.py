@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import structlog
-
 from trefoil.core.errors import TrefoilError
 
 T = TypeVar("T")
@@ -31,6 +29,8 @@ class Reread(Generic[T]):
         """Value in force."""
         if self._seen == self._stamps():
             return self._value
+        import structlog  # commands, which seldom come here, start without it
+
         before, trouble = self._value, self.trouble
         try:
             self._value = self._settled()
