@@ -31,6 +31,12 @@ def test_secrets_are_read_by_those_who_need_them_and_written_by_their_maker(volu
     assert all(mount[2:] == ["ro"] for mount in found.values())
 
 
+def test_the_image_has_each_folder_that_the_maker_of_secrets_writes_to():
+    """A new volume takes its owner from there; without it root's, and `secrets` could not write."""
+    targets = {volume.split(":")[1] for volume in SERVICES["secrets"]["volumes"]} - {"/etc/trefoil"}
+    assert targets <= set(FILE.with_name("deploy").joinpath("Dockerfile").read_text().split())
+
+
 @pytest.mark.parametrize("file", [FILE, FILE.with_name("deploy") / "swarm/trefoil.yml"], ids=["compose", "swarm"])
 def test_the_log_of_every_service_is_bounded_by_one_setting(file):
     for name, told in yaml.safe_load(file.read_text())["services"].items():
