@@ -11,6 +11,7 @@ from controller.accounting.accountant import Accountant
 from controller.accounting.budgets import BudgetRungs
 from controller.accounting.core.receipts import Receipts
 from controller.jobs.planning_loop import JobsPlanning
+from controller.jobs.zone_offers import ZoneOffers
 from controller.loop.control_loop import ControlLoop, load_by_command, load_saved_state
 from controller.loop.core.control import ControlCore
 from controller.loop.core.objectives import accept_objective
@@ -115,6 +116,7 @@ class ControlComponent:
         await self._accountant.flush()
         await self._leadership.release()
         await self._agents.close()
+        await self._jobs.close()
 
 
 def parts(
@@ -128,8 +130,7 @@ def parts(
     metrics, signals = Metrics("controller"), Signals()
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
-    plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
-    receipts = Receipts(catalog)
+    plan_keys, receipts = PlanKeys.read(settings.cluster, settings.plan_key_file), Receipts(catalog)
     forecaster = forecaster_of(row, open_network=open_network, monotonic_s=clock.monotonic_s)
     observation = Observation(settings, state.keys, catalog, forecaster, clock.now_s(), receipts.window, _stated(files))
     reader = ObservationReader(observation, state, settings.carbon, clock)
@@ -156,7 +157,8 @@ def parts(
     )
     rungs = BudgetRungs(state.keys, accountant, leadership, plan_keys, metrics, clock)
     loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, rungs, disk, signals, clock)
-    jobs = JobsPlanning(state, leadership, loop.view, observation.inputs, plan_keys, metrics, clock)
+    zones = ZoneOffers(settings.other_zones, settings, clock)
+    jobs = JobsPlanning(state, leadership, loop.view, observation.inputs, plan_keys, metrics, clock, zones)
 
     def adopt() -> None:
         observation.learn(files.catalog, _stated(files))
@@ -165,7 +167,7 @@ def parts(
     files.in_use, files.adopt = loop.in_use, adopt
     stored_reads = StoredReads(settings, state, observation, clock)
     declared = DeclaredSettings(source, read or (lambda: settings), loop, files, leadership)
-    answers = ControllerService(loop, files, planner_settings(row), disk, stored_reads, declared)
+    answers = ControllerService(loop, files, planner_settings(row), disk, stored_reads, declared, jobs)
     servicer = LeaderAnswers(answers, lambda: leadership.leader)
     entry = (controller_pb2_grpc.add_ControllerServicer_to_server, servicer, FULL_NAME)
     server = ServerComponent(lambda: rpc.make_server(settings, [entry], metrics=metrics, tls=tls))

@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from controller.explore.core.exploration import Explorer
+from controller.jobs.planning_loop import JobsPlanning
+from controller.jobs.zone_offers import offers_message
 from controller.loop.budgets import BudgetCommands
 from controller.loop.control_loop import ControlLoop
 from controller.loop.core.control import Change
@@ -52,9 +54,10 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
         disk: DiskStore,
         stored: StoredReads,
         declared: DeclaredSettings,
+        jobs: JobsPlanning,
     ) -> None:
         self._loop, self._files, self._planner, self._disk = loop, files, planner, disk
-        self._stored, self._declared = stored, declared
+        self._stored, self._declared, self._jobs = stored, declared, jobs
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         """Plan in force with its rollout, mode and holds."""
@@ -93,6 +96,10 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
         fleet = self._loop.observation.fleet(self._loop.clock.now_s())
         fresh = {node.node for node in fleet.nodes}.difference(fleet.stale)
         return [f"{node}: {why}" for node, why in sorted(self._loop.rollout_runner.unreached.items()) if node in fresh]
+
+    async def GetOffers(self, request: Any, context: Any) -> Any:
+        """Device seconds that this zone has left over for jobs of others."""
+        return offers_message(await self._jobs.offers())
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Stream of plan and rollout, at once and whenever one of them changes."""

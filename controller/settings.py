@@ -25,6 +25,7 @@ from trefoil.core.objective import (
 )
 from trefoil.core.parts import Kind, Value, load_own_parts
 from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings, Settings
+from trefoil.runtime.security.other_zones import OtherZone, check_other_zones
 
 PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
 
@@ -451,6 +452,8 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     refused."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
+    other_zones: tuple[OtherZone, ...] = ()
+    """Controllers of other zones, whose offers jobs that name these zones are planned with."""
     agent_tls_name: NodeNameForm = "{node}"
     """Name that the certificate of a power agent must have (subjectAltName); {node} is the node's. Equal for controller
     and agents."""
@@ -504,6 +507,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
             raise ValueError("one objective a family")
         if len(self.stated_budgets) < len(self.budgets):
             raise ValueError("one budget a tenant and family")
+        check_other_zones(self.other_zones, self.carbon.zone)
         return self
 
     @property

@@ -73,7 +73,7 @@ def build(argv: Sequence[str]) -> list[Component]:
     owner = JobsOwner(
         local, fronts.inference, contracts, sync, all_workers, state, folder, metrics, completions, fronts.access.weight
     )
-    jobs = JobsAdmin(local, contracts, folder, owner, fronts.access.names)
+    jobs = JobsAdmin(local, contracts, folder, owner, fronts.access.names, fronts.access.only_own_jobs)
     batches = BatchApi(local, fronts.access, folder, jobs)
     services = [admin, (jobs_pb2_grpc.add_JobsServicer_to_server, jobs, JOBS)]
     return [

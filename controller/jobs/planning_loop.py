@@ -1,24 +1,26 @@
 """Plans jobs live, beside the control loop: open jobs from Redis in, their planned hours to Redis out.
 
 It solves in a thread, once a minute and whenever a job comes or ends. What it cannot plan runs whenever slices are
-idle; where no plan can be made the last one stays, until dispatchers find it too old.
+idle; where no plan can be made the last one stays, until dispatchers find it too old. Jobs that name zones of peers are
+planned with what these offer; to peers it offers what its own plan leaves over.
 """
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
-from controller.jobs.core.hours import SLOT_S, plan_hours
+from controller.jobs.core.hours import SLOT_S, offered_slots, plan_hours
+from controller.jobs.zone_offers import ZoneOffers
 from controller.observe.core.observation import LatestInputs
 from controller.planners.exact.milp import CpuLimitHit, NothingFound
 from controller.role.leadership import Leadership
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
-from trefoil.core.jobs.planned import OpenJobs
+from trefoil.core.jobs.planned import Offers, OpenJobs, Portion, Slot
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -44,9 +46,12 @@ class JobsPlanning:
         plan_keys: PlanKeys,
         metrics: Metrics,
         clock: Clock,
+        peers: ZoneOffers | None = None,
     ) -> None:
         self._state, self._leadership, self._view = state, leadership, view
         self._inputs, self._plan_keys, self._metrics, self._clock = inputs, plan_keys, metrics, clock
+        self._others = peers or ZoneOffers((), None, clock)
+        self._portions: tuple[Portion, ...] = ()  # of the plan that stands
         self._planned: frozenset[str] = frozenset()  # names of the open jobs that were looked at last
         self._planned_s, self._made_s, self._slot = -math.inf, -math.inf, -1
         self._epoch, self._revision = 0, Revision()
@@ -92,10 +97,11 @@ class JobsPlanning:
             slot,
             now_s,
         )  # a failure is tried again in PERIOD_S
+        offered = await self._offered({zone for told in found for one in told.jobs for zone in one.zones})
         ahead_s, view = self._clock.calendar_ahead_s(), self._view()
         try:
-            plan, flexible, wrong = await asyncio.to_thread(
-                plan_hours, view, found, ahead_s, self._next_revision(epoch)
+            plan, flexible, wrong, portions = await asyncio.to_thread(
+                plan_hours, view, found, ahead_s, self._next_revision(epoch), offered=offered
             )
         except (CpuLimitHit, NothingFound) as error:
             LOG.warning("no plan of jobs: the last one stays", why=str(error))
@@ -105,11 +111,30 @@ class JobsPlanning:
                 LOG.warning("an open job is not planned", folder=folder, why=why)
         await self._leadership.write([Put(self._state.keys.jobs_plan(), self._plan_keys.sign_jobs(plan))])
         self._revision, self._made_s, self._inputs.flexible = plan.revision, now_s, flexible
+        self._portions = portions
         in_time = sum(one.in_time for one in plan.jobs)
         for state, count in (("in_time", in_time), ("in_danger", len(plan.jobs) - in_time)):
             self._metrics.set("trefoil_jobs_planned", count, state=state)
         for rule, of in (("planned", "grams"), ("at_once", "at_once_grams"), ("evenly", "evenly_grams")):
             self._metrics.set("trefoil_jobs_planned_grams", sum(getattr(job, of) for job in plan.jobs), rule=rule)
+
+    async def _offered(self, zones: set[str]) -> Mapping[str, Sequence[Slot]]:
+        """Slots of peers that jobs name; what a peer cannot offer is named in `status`."""
+        found, wrong = await self._others.ask(zones, self._clock.now_s() + self._clock.calendar_ahead_s())
+        for zone, why in wrong.items():
+            if self._inputs.set_aside.note(f"peer {zone}", "value", why, self._clock.now_s()):
+                LOG.warning("a peer's offer is not planned with", zone=zone, why=why)
+        return found
+
+    async def offers(self) -> Offers:
+        """What this zone has left over for jobs of others."""
+        view, ahead_s = self._view(), self._clock.calendar_ahead_s()
+        fresh = self._clock.monotonic_s() - self._made_s <= STALE_S
+        return await asyncio.to_thread(offered_slots, view, ahead_s, self._portions if fresh else ())
+
+    async def close(self) -> None:
+        """Close the connections to peers."""
+        await self._others.close()
 
     def _next_revision(self, epoch: int) -> Revision:
         return Revision(epoch, self._revision.number + 1 if self._revision.epoch == epoch else 1)

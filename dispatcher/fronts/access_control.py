@@ -24,6 +24,7 @@ from dispatcher.request.core.tenants import (
     ADMIN,
     EVERYBODY,
     INFER,
+    JOBS,
     LimitState,
     Tenant,
     Tenants,
@@ -40,6 +41,7 @@ from trefoil.runtime.telemetry import Metrics
 LOG = structlog.get_logger()
 TICK_S: Final = 1.0
 NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"
+JOBS_PATH: Final = "/trefoil.dispatcher.v1.Jobs/"
 _FORMAT: Final = "d"
 
 
@@ -54,8 +56,9 @@ class TenantEntry(config.Settings):
     """Or the environment variable that holds the token."""
     token_file: Path | None = None
     """Or the file that holds it; two lines while it is replaced."""
-    roles: tuple[Literal["infer", "admin"], ...] = (INFER,)
-    """`infer`: inference and questions. `admin`: whatever changes something."""
+    roles: tuple[Literal["infer", "admin", "jobs"], ...] = (INFER,)
+    """`infer`: inference and questions. `admin`: whatever changes something. `jobs`: only its own jobs, on the admin
+    port; for a peer's zone."""
     rate_per_s: float = Field(0.0, ge=0)
     """Requests per second in the long run; 0 = no limit."""
     burst: float = Field(0.0, ge=0)
@@ -178,14 +181,21 @@ class AccessControl:
             )  # fmt: skip
 
     def scope(self, metadata: Any) -> str:
-        """For the admin port: "control" with the admin role, "open" where no token is demanded, "denied" for a tenant
-        without that role, "" for nobody we know."""
+        """For the admin port: "control" with the admin role, the path of jobs' methods with the jobs role, "open" where
+        no token is demanded, "denied" for a tenant without these roles, "" for nobody we know."""
         if self.open:
             return "open"
         tenant = self._tenants.authenticate(dict(metadata or ()).get("authorization", ""))
         if tenant is None:
             return ""
-        return "control" if ADMIN in tenant.roles else "denied"
+        if ADMIN in tenant.roles:
+            return "control"
+        return JOBS_PATH if JOBS in tenant.roles else "denied"
+
+    def only_own_jobs(self, metadata: Any) -> str:
+        """Name of a caller that may see and change its own jobs alone; empty: all jobs."""
+        tenant = None if self.open else self._tenants.authenticate(dict(metadata or ()).get("authorization", ""))
+        return tenant.name if tenant is not None and ADMIN not in tenant.roles else ""
 
     async def init(self) -> None:
         """Nothing: what can fail has failed when it was made."""

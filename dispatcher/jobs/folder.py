@@ -4,6 +4,7 @@
             items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits);
                               removed at its end
             cancel.json       that it is to end, and why
+            parcels.json      parcels of it that peers' zones have (core/parcels.py)
             batch.json        of a batch of OpenAI's API: what it was made of, and why it was refused
             owner.json        who owns it now, and why it waits: what readers may miss; it is there from the start, so
                               that a full disk lets that be said
@@ -35,6 +36,7 @@ from typing import Any, Final, Self, TypeVar
 
 from dispatcher.jobs.core.job import ID, Bounds, Job, JobState
 from dispatcher.jobs.core.journal import Ledger, Place, Result, accepted, encode, ended_entry, replay, results_entry
+from dispatcher.jobs.core.parcels import Parcel, kept, restored
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import InvalidInput, NotFound, one_of
 from trefoil.core.outside.plausible import EPOCH_MAX
@@ -49,6 +51,7 @@ NEW: Final = ".new-"
 GONE: Final = ".gone-"
 JOB, CANCEL, OWNER, FOLDER, LOCK = "job.json", "cancel.json", "owner.json", "folder.json", ".lock"
 BATCH: Final = "batch.json"
+PARCELS: Final = "parcels.json"
 ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers."
 NAMED_MAX: Final = 5  # in errors
 OWNER_BYTES: Final = 4096
@@ -335,7 +338,7 @@ class Items:
         Raises:
             OSError: the disk refuses.
         """
-        size = os.fstat(self._data).st_size
+        size = self.size
         index = os.pread(self._index, INDEX_BYTES * (count + 1), INDEX_BYTES * first)
         ends = array("Q")
         ends.frombytes(index[: len(index) // INDEX_BYTES * INDEX_BYTES])
@@ -349,6 +352,11 @@ class Items:
             return [None]
         data = os.pread(self._data, ends[-1] - ends[0], ends[0])
         return [_checked(data, begin - ends[0]) for begin in ends[:-1]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all items."""
+        return os.fstat(self._data).st_size
 
     def close(self) -> None:
         """Close the files."""
@@ -418,6 +426,10 @@ class JobReader:
             return {}
         return found if isinstance(found, dict) else {}
 
+    def parcels(self) -> list[Parcel]:
+        """Parcels of it that peers' zones have. Raises OSError."""
+        return read_state(self.path / PARCELS, lambda tree: restored(tree["parcels"], self.stored.items)) or []
+
     def results(self, first: int, bytes_max: int, items_max: int = 1000) -> tuple[list[tuple[int, bytes]], int]:
         """Results of up to so many items from one on, of up to so many bytes and one more, and the item to go on from.
 
@@ -457,6 +469,8 @@ class OwnedJob(JobReader):
             OSError: the disk refuses.
         """
         super().__init__(folder, name)
+        self.away = self.parcels()
+        """Parcels as they were when it was taken over."""
         self.epoch, self._folder, self._said, self._answers = epoch, folder, ("", "", 0.0), -1
         self._journal = LineFile(self.path / f"{JOURNAL}{epoch}", 0o600)
         if self.ledger.ended:
@@ -497,6 +511,10 @@ class OwnedJob(JobReader):
         self._sync_journal()
         self.refresh()
 
+    def write_parcels(self, parcels: Sequence[Parcel]) -> None:
+        """Write which parcels peers' zones have. Raises OSError."""
+        replace_file(self.path / PARCELS, json.dumps({"parcels": kept(parcels)}))
+
     def end(self, state: JobState, at_s: float, why: str) -> None:
         """End the job. Raises OSError."""
         self._journal.append(encode(ended_entry(state.name, at_s, why[:WHY_CHARS_MAX])))
@@ -506,7 +524,7 @@ class OwnedJob(JobReader):
             self._remove_items()
 
     def _remove_items(self) -> None:
-        for name in (INDEX, ITEMS):  # without an index a job has ended: `JobsFolder.check_room`
+        for name in (INDEX, ITEMS, PARCELS):  # without an index a job has ended: `JobsFolder.check_room`
             (self.path / name).unlink(missing_ok=True)
 
     def say(self, *said: Any) -> None:

@@ -5,6 +5,7 @@ A failed batch is tried again item by item, so that each item has its own answer
 """
 
 import asyncio
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -20,6 +21,7 @@ from dispatcher.fronts.openai.engines import text_api
 from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
+from dispatcher.jobs.core.parcels import ItemStates, Parcel
 from dispatcher.jobs.folder import OwnedJob, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices, Size
 from dispatcher.request.admission import Caller, StatusError
@@ -83,7 +85,12 @@ class JobRun:
         self._clock, self._weight = local.clock, weight
         self._taken = taken_by(self.job.family, contract)
         self._reader = ItemReader(self._taken)
-        self._next = 0  # the first item that is not read yet
+        peers = {peer.zone for peer in local.settings.other_zones}
+        self.abroad = frozenset() if self.job.grams_max or self.job.endpoint else peers.intersection(self.job.zones)
+        """Peers' zones that items may go to."""
+        self.states = ItemStates(owned.ledger.done, [parcel for parcel in owned.away if parcel.zone in peers])
+        self.item_bytes = owned.items.size / owned.stored.items if owned.items is not None else 0.0
+        self._answers = self._answer_bytes = 0
         self._ready: deque[Item] = deque()
         self._later: list[Item] = []
         self._results: list[Result] = []
@@ -129,7 +136,7 @@ class JobRun:
     @property
     def waiting(self) -> int:
         """Items that have not started."""
-        return self.owned.ledger.left - self._started - len(self._results)
+        return self.owned.ledger.left - self._started - len(self._results) - self.states.away
 
     def make_room(self) -> None:
         """Give credits back to requests that wait. A batch of tensors is over too soon for that."""
@@ -140,10 +147,14 @@ class JobRun:
         held = self._room < 1
         if held:
             self._rate = Rate()  # what is held back says nothing of how quick it is
-        self.why = self._disk.why or stuck(self._local, self._idle, self.job) or (later if held else "")
-        return bool(self.why) or self.closing or self._group is None or self._full()
+        no_slice = stuck(self._local, self._idle, self.job)
+        if no_slice and self.abroad:
+            self._room = 0.0  # its items are left to peers
+        self.why = self._disk.why or no_slice or (later if held else "")
+        return bool(self.why) or self.closing or self._group is None or self.full
 
-    def _full(self) -> bool:
+    @property
+    def full(self) -> bool:
         """Whether results have to be written first."""
         return len(self._results) >= UNWRITTEN_MAX or self._unwritten_bytes >= HELD_BYTES
 
@@ -267,8 +278,14 @@ class JobRun:
         self._metrics.inc("trefoil_job_items_total", items, family=self.job.family, outcome=outcome)
 
     def _add(self, result: Result, size: int) -> None:
-        """Add the result of an item of so many bytes."""
+        """Add the result of an item of so many bytes, which was run here."""
+        self.states.end(result.item)
+        self._keep(result, size)
+
+    def _keep(self, result: Result, size: int = 0) -> None:
         self._results.append(result)
+        self._answers += 1
+        self._answer_bytes += len(result.data)
         self._unwritten_bytes += len(result.data)
         self._held_bytes -= size
 
@@ -296,32 +313,31 @@ class JobRun:
             raise
 
     async def _read_ahead(self) -> None:
-        items, done, files = self.owned.stored.items, self.owned.ledger.done, self.owned.items
+        files = self.owned.items
         assert files is not None
-        while self._next < items:
+        while self.states.next < self.owned.stored.items or self.abroad or self.states.parcels:  # items may come back
             held = len(self._ready) + len(self._later)
-            if held >= READ_AHEAD or self._held_bytes >= HELD_BYTES or self._full():
+            waits = held >= READ_AHEAD or self._held_bytes >= HELD_BYTES or self.full
+            if waits or (self.abroad and held >= self._room) or not (claimed := self.states.claim(CHUNK)):
                 await self._clock.sleep(0.01)
                 continue
-            first, count = self._next, min(CHUNK, items - self._next)
-            if all(done[first : first + count]):
-                self._next += count
-                continue
+            first, count = claimed[0], claimed[-1] + 1 - claimed[0]
             try:
                 read = await on_disk(files.read, first, count)
             except OSError as error:
+                self.states.release(claimed)
                 self._disk.begin(self.owned.path, error)
                 await self._clock.sleep(DISK_RETRY_S)
                 continue
-            at_once = 0
+            self.states.release(number for number in claimed if number >= first + len(read))
+            mine, at_once = set(claimed), 0
             for number, data in enumerate(read, first):
-                if not done[number]:
+                if number in mine:
                     self._take(number, data)
                 at_once += max(AT_ONCE_BYTES // AT_ONCE, len(data or b""))
                 if at_once >= AT_ONCE_BYTES:
                     at_once = 0
                     await asyncio.sleep(0)
-            self._next += len(read)
             self._wake.set()
 
     def _take(self, number: int, data: bytes | None) -> None:
@@ -362,6 +378,79 @@ class JobRun:
         self._rate.add(self._clock.monotonic_s(), ledger.answered + ledger.failed)
         self._disk.end()
         self._wake.set()
+
+    # --- parcels in peers' zones --------------------------------------------------------------------------------------
+
+    async def pack(self, zone: str, count: int, until_s: float, bytes_max: int) -> tuple[Parcel, list[bytes]] | None:
+        """Make a parcel of at most so many items and bytes, on disk before a peer gets it; None: there is none.
+
+        Raises:
+            OSError: the disk refuses; the items stay here.
+        """
+        if self.closing or self.owned.items is None:
+            return None
+        self._unread(count)
+        parcel = self.states.pack(zone, count, self.job.id, until_s)
+        if parcel is None:
+            return None
+        try:
+            read = await on_disk(self.owned.items.read, parcel.first, parcel.count, bytes_max)
+            data = list(itertools.takewhile(lambda one: one is not None, read))
+            if not data:  # its error is said where it is run
+                self.abroad = frozenset()
+                self.states.forget(parcel)
+                return None
+            self.states.shorten(parcel, len(data))
+            await self.write_parcels()
+        except BaseException:
+            self.states.forget(parcel)
+            raise
+        return parcel, [one for one in data if one is not None]
+
+    def _unread(self, count: int) -> None:
+        """Give items back that were read ahead, if a parcel needs them."""
+        if self.states.free < count:
+            self._held_bytes -= sum(item.size for item in self._ready)
+            self.states.release([item.number for item in self._ready])
+            self._ready.clear()
+
+    async def items_of(self, parcel: Parcel, bytes_max: int) -> list[bytes]:
+        """Items of a parcel that was made by another process.
+
+        Raises:
+            InvalidInput: they are not those any more.
+            OSError: the disk refuses.
+        """
+        files = self.owned.items
+        read = await on_disk(files.read, parcel.first, parcel.count, bytes_max) if files is not None else []
+        data = [one for one in read if one is not None]
+        if len(data) < parcel.count:
+            remedy = "nothing: they are run here"
+            raise InvalidInput("its items cannot be read", field="parcel", value=parcel.id, remedy=remedy)
+        return data
+
+    async def write_parcels(self) -> None:
+        """Write which parcels there are, while the job goes on. Raises OSError."""
+        async with self._writing:
+            if not self.closing:
+                await to_its_end(self.owned.write_parcels, list(self.states.parcels))
+
+    def deliver(self, parcel: Parcel, result: Result) -> None:
+        """Keep the result of an item of a parcel; one that has come already, or is run here now, is dropped."""
+        if not self.closing and self.states.deliver(parcel, result.item):
+            self._keep(result)
+            self._count("failed" if result.failed else "other_zone", 1)
+
+    def written(self, parcel: Parcel) -> bool:
+        """Whether all results that have come of a parcel are on disk."""
+        done = self.owned.ledger.done[parcel.first : parcel.end]
+        return done.count(1) == self.states.ended(parcel)
+
+    @property
+    def transfer_j(self) -> float:
+        """Joules that move one item to another zone, and its answer back, by the sizes that are known."""
+        answer_bytes = self._answer_bytes / self._answers if self._answers else 0.0
+        return (self.item_bytes + answer_bytes) / 1e6 * self._local.settings.transfer_j_per_mb
 
     # --- how it stands ------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, highest_epoc
 from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import JobRun, stuck, unfit
 from dispatcher.jobs.line_run import LineRun
-from dispatcher.jobs.planned_hours import PlannedHours
+from dispatcher.jobs.planned_hours import Abroad, PlannedHours
+from dispatcher.jobs.zones import Zones
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.inference import Inference
 from dispatcher.routing.core.membership import worker_name
@@ -70,6 +71,7 @@ class JobsOwner:
         self._files_at_s = -math.inf  # when old ones were removed
         self.idle = IdleSlices(local)
         self.hours = PlannedHours(state, local.clock, sync.verify_jobs)
+        self.zones = Zones(local, self.hours)
         self.runs: dict[str, JobRun] = {}
         self._left: dict[str, tuple[int, float]] = {}  # items and grams of jobs that do not run
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -106,10 +108,12 @@ class JobsOwner:
             group.create_task(self._follow_load(), name="load beside jobs")
             group.create_task(self._keep(), name="jobs")
             group.create_task(self._schedule(), name="batches of jobs")
+            group.create_task(self.zones.run(lambda: self.runs.values() if self.owns else ()), name="parcels of jobs")
 
     async def shutdown(self) -> None:
         """Let another worker own the jobs."""
         await self._give_up()
+        await self.zones.close()
         await self._completions.close()
 
     async def _give_up(self) -> None:
@@ -227,7 +231,7 @@ class JobsOwner:
         return why if room < 1 else ""
 
     def _may_start(self, job: Job, waiting: int) -> tuple[float, str]:
-        return self.hours.may_start(job, self._folder.stored(job.id).items, waiting)
+        return self.hours.may_start(job, self._folder.stored(job.id).items, waiting, self.zones.usable(job))
 
     async def _tell(self, jobs: Mapping[str, Job]) -> None:
         """Tell the controller which jobs have not ended, without those that a budget holds back: no device is to be
@@ -246,8 +250,9 @@ class JobsOwner:
             for name, left in self._left.items()
             if left[0] and budgets.find(jobs[name].tenant, jobs[name].family, now_s) is None
         ]
+        abroad = {name: Abroad(run.states.away, run.transfer_j) for name, run in self.runs.items() if run.abroad}
         with contextlib.suppress(StateUnavailable, Fenced):  # the lease's keeper says so; then no plan is followed
-            await self.hours.write(self._lease, found)
+            await self.hours.write(self._lease, found, abroad)
 
     def _left_of(self, name: str) -> tuple[int, float]:
         """Items and grams that are left of a job by its files."""
@@ -350,10 +355,12 @@ class JobsOwner:
             if left_s:
                 self.hours.note_pace(run.job.family, run.owned.ledger.left / left_s)
             expected_s = 0.0 if left_s is None else round(self.calendar_s() + left_s, 1)
-            await on_disk(run.owned.say, self.name, run.why, expected_s)
+            why = "; ".join(filter(None, (run.why, self.zones.troubles(run.job))))
+            await on_disk(run.owned.say, self.name, why, expected_s)
 
     async def _end(self, name: str, state: JobState, why: str) -> None:
         run = self.runs[name]
+        self.zones.leave(run.states.parcels)
         await run.end(state, why)
         LOG.info("job ended", job=name, state=state.name, answered=run.owned.ledger.answered,
                  failed=run.owned.ledger.failed, why=why)  # fmt: skip

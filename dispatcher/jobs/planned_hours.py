@@ -4,14 +4,16 @@ Without a plan jobs run whenever slices are idle. The worker that owns the jobs 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from dispatcher.jobs.core.job import Job
-from dispatcher.jobs.core.planned_hours import PlanSight, may_start
-from trefoil.core.common import Lease
+from dispatcher.jobs.core.planned_hours import PlanSight, away_until, may_start, to_send
+from trefoil.core.common import Lease, Revision
 from trefoil.core.errors import PlanError, StateUnavailable
 from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJob, PlannedJobs
 from trefoil.runtime.clock import Clock
@@ -24,6 +26,17 @@ OPEN_TTL_S: Final = 60.0
 CONTROLLER: Final = "controller"
 
 
+@dataclass(frozen=True, slots=True)
+class Abroad:
+    """What of an open job concerns peers' zones: items that they have now, and joules that move one item."""
+
+    away: int = 0
+    transfer_j: float = 0.0
+
+
+NOTHING: Final[Mapping[str, Abroad]] = {}
+
+
 class PlannedHours:
     """Planned hours of the jobs of a folder, as one worker sees them."""
 
@@ -34,7 +47,9 @@ class PlannedHours:
         self._proven: PlannedJobs | None = None
         self._refused = ""  # why the plan in Redis is not followed
         self._read_s = self._written_s = -math.inf
-        self._written: tuple[int, frozenset[str]] = 0, frozenset()  # epoch and names
+        self._written: tuple[int, frozenset[tuple[str, int]]] = 0, frozenset()  # epoch, names and items away
+        self._sent: Counter[tuple[str, str]] = Counter()  # items by job and zone under the revision
+        self._sent_under = Revision()
         self._pace: dict[str, float] = {}
 
     async def read(self) -> None:
@@ -67,22 +82,28 @@ class PlannedHours:
         self._proven, self._refused = plan, ""
         return plan
 
-    async def write(self, lease: Lease, jobs: Iterable[tuple[Job, int, float]]) -> None:
+    async def write(
+        self, lease: Lease, jobs: Iterable[tuple[Job, int, float]], abroad: Mapping[str, Abroad] = NOTHING
+    ) -> None:
         """Write the open jobs, each with its items and grams that are left, where they have changed or it is time.
+        `abroad`: by name; items that peers have are planned there.
 
         Raises:
             Fenced, StateUnavailable: nothing was written.
         """
         now_s, found = self._clock.monotonic_s(), list(jobs)
-        names = lease.epoch, frozenset(job.id for job, _, _ in found)
+        found = [(job, left - abroad.get(job.id, Abroad()).away, grams) for job, left, grams in found]
+        names = lease.epoch, frozenset((job.id, abroad.get(job.id, Abroad()).away) for job, _, _ in found)
         if names == self._written and (not found or now_s - self._written_s < WRITE_S):
             return
         told = tuple(
             OpenJob(
                 job.id, job.family, left, job.complete_by_s, job.priority, job.min_accuracy, job.zones,
                 bounded=job.grams_max > 0, grams_left=max(0.0, grams),
+                transfer_j=abroad.get(job.id, Abroad()).transfer_j,
             )
             for job, left, grams in found
+            if left > 0
         )  # fmt: skip
         key = self._state.keys.jobs_open(self.folder)
         await self._state.put(lease, key, OpenJobs(self.folder, lease.epoch, told), OPEN_TTL_S)
@@ -96,11 +117,35 @@ class PlannedHours:
         """Note how many items of a family's job end in a second while it is not held back."""
         self._pace[family] = per_s
 
-    def may_start(self, job: Job, items: int, waiting: int) -> tuple[float, str]:
-        """Items of a job that may start now, of so many that have not, and why no more."""
+    def may_start(self, job: Job, items: int, waiting: int, usable: Collection[str] = ()) -> tuple[float, str]:
+        """Items of a job that may start now, of so many that have not, and why no more. `usable`: peers' zones that
+        take some."""
         pace = self._pace.get(job.family, 0.0)
         now_s, until_s = self._calendar_s(), self._sight.until_s
-        return may_start(self.of(job.id), until_s, items, waiting, job.complete_by_s, now_s, pace)
+        away = sum(self._sent_by_plan(job.id, zone) for zone in job.zones)
+        return may_start(
+            self.of(job.id), until_s, items, waiting, job.complete_by_s, now_s, pace, usable, away
+        )  # fmt: skip
+
+    def to_send(self, job: Job, zone: str, items_max: int) -> tuple[int, float]:
+        """Items of a job to give a peer's zone now, at most so many, and until when [UTC s]; each once for a plan."""
+        now_s = self._calendar_s()
+        planned, ends_s = to_send(self.of(job.id), zone, now_s)
+        count = min(items_max, planned - self._sent_by_plan(job.id, zone))
+        until_s = away_until(count, ends_s, job.complete_by_s, self._pace.get(job.family, 0.0))
+        return (count, until_s) if count > 0 and until_s > now_s else (0, 0.0)
+
+    def note_sent(self, job: Job, zone: str, items: int) -> None:
+        """Note items that go to a peer's zone."""
+        self._sent_by_plan(job.id, zone)
+        self._sent[job.id, zone] += items
+
+    def _sent_by_plan(self, job: str, zone: str) -> int:
+        """Items away by the plan that is followed."""
+        if self._sent_under != self._sight.revision:
+            self._sent_under = self._sight.revision
+            self._sent.clear()
+        return self._sent[job, zone]
 
     def _calendar_s(self) -> float:
         return self._clock.now_s() + self._clock.calendar_ahead_s()

@@ -6,12 +6,14 @@ Files are read and written in threads. An upload lies aside until its last item 
 import asyncio
 import contextlib
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
+from dispatcher.jobs.core.journal import ZoneSum
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
 from dispatcher.jobs.job_run import expected_rate, unfit
 from dispatcher.jobs.owner import JobsOwner
@@ -42,8 +44,11 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         folder: JobsFolder,
         owner: JobsOwner,
         tenants: Callable[[], Collection[str] | None] = lambda: None,
+        only_own: Callable[[Any], str] = lambda _metadata: "",
     ) -> None:
-        """`tenants`: names of the tenants file; None: there is none."""
+        """`tenants`: names of the tenants file; None: there is none. `only_own`: tenant that may see its own jobs
+        alone, by a call's metadata; empty: all jobs."""
+        self._only_own = only_own
         self._local, self._contracts, self._folder, self._owner = local, contracts, folder, owner
         self._tenants = tenants
         self._uploads = self._readers = 0
@@ -54,17 +59,22 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             raise Unavailable(f"{self._uploads} jobs are being submitted here", remedy="try again")
         self._uploads += 1
         try:
-            return jobs_pb2.SubmitResponse(status=await self._submit(request_iterator))
+            tenant = self._only_own(context.invocation_metadata())
+            return jobs_pb2.SubmitResponse(status=await self._submit(request_iterator, tenant))
         except OSError as error:
             raise self._refused(error, "nothing of the job was kept") from error
         finally:
             self._uploads -= 1
 
-    async def _submit(self, messages: AsyncIterator[Any]) -> Any:
+    async def _submit(self, messages: AsyncIterator[Any], tenant: str) -> Any:
         first = await self._next(messages)
         if first is None or first.WhichOneof("part") != "job":
             raise InvalidInput("comes first", field="job", remedy="send the job, then its items")
         check_request(first)
+        if tenant and first.job.tenant not in ("", tenant):
+            remedy = f"leave it out, or write {tenant}"
+            raise InvalidInput("is not the token's", field="tenant", value=first.job.tenant, remedy=remedy)
+        first.job.tenant = tenant or first.job.tenant
         job = self._job(first.job)
         contract = None
         if not await on_disk(self._folder.has, job.id):  # else it was checked then, and only has to be the same
@@ -114,8 +124,16 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         except TimeoutError as error:
             raise Unavailable(f"nothing came for {SILENT_S:g} s, nothing was kept", remedy="submit it again") from error
 
+    async def _permit(self, name: str, context: Any) -> None:
+        """Check that the caller may see a job; raises NotFound, also where it is another tenant's."""
+        if tenant := self._only_own(context.invocation_metadata()):
+            stored = await on_disk(self._folder.stored, name)
+            if stored.job.tenant != tenant:
+                raise NotFound(f"is no job of tenant {tenant}", field="id", value=name, remedy="name one of its own")
+
     async def Get(self, request: Any, context: Any) -> Any:
         """How a job stands."""
+        await self._permit(request.id, context)
         return jobs_pb2.GetResponse(status=await self.status(request.id))
 
     async def List(self, request: Any, context: Any) -> Any:
@@ -124,22 +142,28 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         for name in await on_disk(self._folder.ids):
             with contextlib.suppress(NotFound):  # removed meanwhile
                 found.append(await self.status(name))
-        found = [each for each in found if request.tenant in ("", each.job.tenant)]
+        tenant = self._only_own(context.invocation_metadata()) or request.tenant
+        found = [each for each in found if tenant in ("", each.job.tenant)]
         found.sort(key=lambda each: each.job.complete_by.ToMicroseconds())
         return jobs_pb2.ListResponse(jobs=found)
 
     async def Cancel(self, request: Any, context: Any) -> Any:
-        """End a job."""
+        """End a job, or remove one that has ended."""
+        await self._permit(request.id, context)
         status = await self.status(request.id)
-        if status.state not in ENDED:
-            try:
+        try:
+            if status.state not in ENDED:
                 await on_disk(self._folder.cancel, request.id, request.why or "cancelled")
-            except OSError as error:
-                raise self._refused(error, "the job goes on") from error
+            elif request.remove:
+                await on_disk(self._folder.remove, request.id)
+                return jobs_pb2.CancelResponse(status=status)
+        except OSError as error:
+            raise self._refused(error, "the job goes on") from error
         return jobs_pb2.CancelResponse(status=await self.status(request.id))
 
     async def Watch(self, request: Any, context: Any) -> None:
         """How a job stands, whenever that changes and every SAID_S, until it has ended."""
+        await self._permit(request.id, context)
         reader, clock = await on_disk(JobReader, self._folder, request.id), self._local.clock
         last, said_s = None, 0.0
         while last is None or last.state not in ENDED:
@@ -152,6 +176,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
 
     async def GetResults(self, request: Any, context: Any) -> None:
         """Results in the order of items, each once."""
+        await self._permit(request.id, context)
         if self._readers >= self._local.settings.jobs_results_max:
             remedy = "try again, or raise the dispatcher's jobs_results_max"
             raise Unavailable(f"{self._readers} clients read results here", remedy=remedy)
@@ -210,7 +235,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         routing = self._local.routing
         reach = routing.table.reach.get(job.family)
         accuracy = 1.0 if reach is None else max(reach.live, reach.planned)
-        zones = {node.zone for node in routing.nodes.values()}
+        zones = {node.zone for node in routing.nodes.values()}.union(self._owner.zones.others)
         return World(self.calendar_s(), routing.table.chains.keys(), zones, self._tenants(), accuracy, rate_per_s)
 
     async def status(self, name: str) -> Any:
@@ -231,6 +256,14 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             joules=ledger.joules, grams=ledger.grams, submitted_at=_time(stored.submitted_at_s),
             first_error=ledger.first_error,
         )  # fmt: skip
+        away = Counter[str]()
+        for parcel in reader.parcels():
+            away[parcel.zone] += 0 if parcel.back else parcel.count - ledger.done[parcel.first : parcel.end].count(1)
+        for zone in sorted({*ledger.zones, *away}):
+            known = ledger.zones.get(zone, ZoneSum())
+            status.zones.add(
+                zone=zone, away=away[zone], answered=known.answered, joules=known.joules, grams=known.grams
+            )
         if state in ENDED:
             status.ended_at.CopyFrom(_time(ledger.ended_at_s))
             status.late = ledger.ended_at_s > job.complete_by_s and state == JobState.DONE
@@ -244,7 +277,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             for one in planned.hours:
                 status.hours.add(
                     starts_at=_time(one.starts_at_s), ends_at=_time(one.ends_at_s), items=one.items, grams=one.grams,
-                    p50_g_per_kwh=one.p50_g_per_kwh,
+                    p50_g_per_kwh=one.p50_g_per_kwh, zone=one.zone,
                 )  # fmt: skip
         status.owner, status.why = self._owner.alive(str(told.get("owner", ""))), str(told.get("why", ""))
         if not status.owner:

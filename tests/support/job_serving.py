@@ -23,9 +23,10 @@ from trefoil.runtime.state import State
 
 
 class Jobs:
-    """Owner, admin port and client."""
+    """Owner, admin port and client. `guarded`: the port asks for tokens of the tenants file."""
 
-    def __init__(self, running: Running, state: State) -> None:
+    def __init__(self, running: Running, state: State, guarded: bool = False) -> None:
+        self._tokens = running.fronts.access if guarded else None
         self.running, self.state = running, state
         self.folder = JobsFolder.of(running.settings)
         self.owner = JobsOwner(
@@ -33,7 +34,10 @@ class Jobs:
             running.siblings, state, self.folder, running.metrics, Completions(running.fronts),
             running.fronts.access.weight,
         )  # fmt: skip
-        self.admin = JobsAdmin(running.local, running.contracts, self.folder, self.owner, running.fronts.access.names)
+        access = running.fronts.access
+        self.admin = JobsAdmin(
+            running.local, running.contracts, self.folder, self.owner, access.names, access.only_own_jobs
+        )
         self.batches = BatchApi(running.local, running.fronts.access, self.folder, self.admin)
         running.routes.update(self.batches.routes)
         self.settings = running.settings.model_copy(update={"admin_address": "127.0.0.1:0"})
@@ -42,7 +46,7 @@ class Jobs:
         self.stub: Any = None
 
     async def start(self) -> None:
-        self._server = rpc.make_server(self.settings, self._services)
+        self._server = rpc.make_server(self.settings, self._services, tokens=self._tokens)
         await self._server.start()
         self.address = f"127.0.0.1:{self._server.port}"
         self._channel = grpc.aio.insecure_channel(self.address)
@@ -96,8 +100,8 @@ class Jobs:
 
 
 @contextlib.asynccontextmanager
-async def jobs_of(running: Running, state: State) -> AsyncIterator[Jobs]:
-    jobs = Jobs(running, state)
+async def jobs_of(running: Running, state: State, guarded: bool = False) -> AsyncIterator[Jobs]:
+    jobs = Jobs(running, state, guarded)
     await jobs.start()
     try:
         yield jobs

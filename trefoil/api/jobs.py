@@ -37,6 +37,18 @@ Items = Path | str | Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class ZoneShare:
+    """Items of a job in a peer's zone: without an answer yet (`away`), and answered, with joules and grams. These
+    include what moved the items."""
+
+    zone: str
+    away: int
+    answered: int
+    joules: float
+    grams: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """How a job stands. Times are UTC seconds, 0.0 = not yet or not known; `state`: waiting, running, done, cancelled.
 
@@ -44,6 +56,7 @@ class JobStatus:
     what its plan promises, e.g. "will finish at ..."; empty: it is not planned and runs whenever slices are idle.
     `in_danger`: by its plan it misses its deadline. `at_once_grams`, `evenly_grams`: grams if the items of `hours` ran
     at once, or evenly until the deadline. `first_error`: of the items that failed, the first one's number and error.
+    `zones`: items in peers' zones.
     """
 
     id: str
@@ -69,6 +82,7 @@ class JobStatus:
     at_once_grams: float = 0.0
     evenly_grams: float = 0.0
     first_error: str = ""
+    zones: tuple[ZoneShare, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -78,12 +92,16 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """Result of one item, counted from 0: an answer, or the status and text of its error."""
+    """Result of one item, counted from 0: an answer, or the status and text of its error. `zone`: the peer's that
+    answered; `moved_j`, `moved_g`: joules and grams of moving the item there and back, which its receipt leaves out."""
 
     item: int
     answer: Answer | None
     code: str = ""
     error: str = ""
+    zone: str = ""
+    moved_j: float = 0.0
+    moved_g: float = 0.0
 
 
 class Jobs:
@@ -193,7 +211,7 @@ class Jobs:
                 answer = None
                 if not one.code:
                     answer = answer_of(triton.InferResult(pb.ModelInferResponse.FromString(one.response)))
-                yield ItemResult(one.item, answer, one.code, one.error)
+                yield ItemResult(one.item, answer, one.code, one.error, one.zone, one.moved_j, one.moved_g)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -362,6 +380,7 @@ def _status(told: Any) -> JobStatus:
         ended_at_s=_seconds(told.ended_at), owner=told.owner, prospect=told.prospect, in_danger=told.in_danger,
         hours=tuple(codec.from_proto(one) for one in told.hours), at_once_grams=told.at_once_grams,
         evenly_grams=told.evenly_grams, first_error=told.first_error,
+        zones=tuple(ZoneShare(one.zone, one.away, one.answered, one.joules, one.grams) for one in told.zones),
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def submit(
     min_accuracy: Annotated[
         float, typer.Option("--min-accuracy", help="Floor of the variants that answer, 0..1.")
     ] = 0.0,
-    zone: Annotated[list[str] | None, typer.Option("--zone", help="Zone whose nodes may answer; default: all.")] = None,
+    zone: Annotated[list[str] | None, typer.Option("--zone", help="Zone that may answer, this one or a peer.")] = None,
     grams_max: Annotated[float, typer.Option("--grams-max", help="Most grams of CO2 by receipts; 0: no bound.")] = 0.0,
     watch_it: Annotated[bool, typer.Option("--watch", help="Show its progress until it has ended.")] = False,
     dispatcher: Dispatcher = "",
@@ -104,6 +104,8 @@ def show(
     with _jobs(dispatcher, ca, state_dir) as jobs:
         status = jobs.get(name)
     _show([status], as_json_)
+    if not as_json_:
+        _show_zones(status)
     if not as_json_ and not status.ended:
         _show_hours(status)
 
@@ -220,6 +222,13 @@ def _show(found: "list[JobStatus]", as_json: bool) -> None:
     console().print(grid("Jobs", columns, rows))
 
 
+def _show_zones(status: "JobStatus") -> None:
+    """Items of a job in peers' zones."""
+    for one in status.zones:
+        cost = f"{one.joules:.4g} J, {one.grams:.3g} g"
+        console().print(f"zone {one.zone}: {one.answered} answered ({cost}), {one.away} there now", markup=False)
+
+
 def _show_hours(status: "JobStatus") -> None:
     """Planned hours of a job over their carbon, and what they save."""
     console().print(f"plan: {status.prospect or UNPLANNED}", markup=False, soft_wrap=True)
@@ -228,8 +237,8 @@ def _show_hours(status: "JobStatus") -> None:
     most = max(one.p50_g_per_kwh for one in status.hours) or 1.0
     rows = [
         (
-            format_time(round(one.starts_at_s)), f"{one.items:,.0f}", f"{one.grams:.3g}", f"{one.p50_g_per_kwh:.0f}",
-            "#" * round(BAR * one.p50_g_per_kwh / most),
+            format_time(round(one.starts_at_s)) + (f" in {one.zone}" if one.zone else ""), f"{one.items:,.0f}",
+            f"{one.grams:.3g}", f"{one.p50_g_per_kwh:.0f}", "#" * round(BAR * one.p50_g_per_kwh / most),
         )
         for one in status.hours
     ]  # fmt: skip
@@ -242,7 +251,7 @@ def _show_hours(status: "JobStatus") -> None:
 def _result(result: "ItemResult") -> dict[str, Any]:
     answer = result.answer
     if answer is None:
-        return {"item": result.item, "code": result.code, "error": result.error}
+        return {"item": result.item, "code": result.code, "error": result.error, **_of_zone(result)}
     outputs = {
         name: [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in values.ravel().tolist()]
         if values.dtype.kind == "O"
@@ -251,5 +260,10 @@ def _result(result: "ItemResult") -> dict[str, Any]:
     }
     return {
         "item": result.item, "outputs": outputs, "variant": answer.variant, "slice": answer.slice,
-        "joules": answer.joules, "grams": answer.grams, "basis": answer.basis,
+        "joules": answer.joules, "grams": answer.grams, "basis": answer.basis, **_of_zone(result),
     }  # fmt: skip
+
+
+def _of_zone(result: "ItemResult") -> dict[str, Any]:
+    """Of a peer's answer: its zone, and what moved the item."""
+    return {"zone": result.zone, "moved_j": result.moved_j, "moved_g": result.moved_g} if result.zone else {}

@@ -23,7 +23,15 @@ from trefoil.core import errors
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.connections import CallsUnderWay, connections_max, guard_connections
 from trefoil.runtime.security.audit import AuditLog
-from trefoil.runtime.security.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks_only, check_request
+from trefoil.runtime.security.scopes import (
+    Scopes,
+    StreamToken,
+    Tokens,
+    UnaryToken,
+    UploadToken,
+    asks_only,
+    check_request,
+)
 from trefoil.runtime.security.tls import Tls, explain
 
 if TYPE_CHECKING:
@@ -256,7 +264,9 @@ def channel(
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
     secret = SecretStr(token) if isinstance(token, str) else token
-    interceptors: list[grpc.aio.ClientInterceptor] = [UnaryToken(secret), StreamToken(secret)] if secret else []
+    interceptors: list[grpc.aio.ClientInterceptor] = []
+    if secret:
+        interceptors = [UnaryToken(secret), StreamToken(secret), UploadToken(secret)]
     if tls is not None and name:
         options.append(("grpc.ssl_target_name_override", name))
     return direct.channel(target, None if tls is None else tls.channel_credentials(), options, interceptors)
@@ -408,7 +418,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _NO_NAME.format(shown))
             if not scope:
                 await refuse(grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN)
-            if scope == "denied":
+            if scope == "denied" or (scope.startswith("/") and not method.startswith(scope)):
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _NO_ROLE)
             if scope == "read" and not asks_only(method):
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _READ_TOKEN)

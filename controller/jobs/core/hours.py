@@ -3,47 +3,76 @@
 Source: ours. Data: a view, open jobs, a rule. Result: planned hours by job, demand of the slot that has begun.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from controller.jobs.core.offers import left_over
 from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
 from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.rules import Rule
 from controller.jobs.core.slots import devices_needed, load_ahead, slots_of
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
-from trefoil.core.jobs.planned import FlexibleDemand, OpenJobs, PlannedJobs, Shortage, Slot, planned_jobs
+from trefoil.core.jobs.planned import (
+    FlexibleDemand,
+    Offers,
+    OpenJobs,
+    PlannedJobs,
+    Portion,
+    Shortage,
+    Slot,
+    planned_jobs,
+)
 from trefoil.core.units import HOUR_S
 
 SLOT_S: Final = HOUR_S
 HORIZON_MIN_S, HORIZON_MAX_S = 6 * HOUR_S, 48 * HOUR_S
+NO_OFFERS: Final[Mapping[str, Sequence[Slot]]] = {}
 
 
 def plan_hours(
-    view: PlanView, found: Sequence[OpenJobs], ahead_s: float, revision: Revision, rule: Rule = plan_jobs
-) -> tuple[PlannedJobs, tuple[FlexibleDemand, ...], list[tuple[str, str]]]:
-    """Plan open jobs in calendar time; `ahead_s`: what the view's time lacks to be that. Also what the planner of
-    slices is to know, and of each record that cannot be planned (folder, why).
+    view: PlanView,
+    found: Sequence[OpenJobs],
+    ahead_s: float,
+    revision: Revision,
+    rule: Rule = plan_jobs,
+    offered: Mapping[str, Sequence[Slot]] = NO_OFFERS,
+) -> tuple[PlannedJobs, tuple[FlexibleDemand, ...], list[tuple[str, str]], tuple[Portion, ...]]:
+    """Plan open jobs in calendar time; `ahead_s`: what the view's time lacks to be that; `offered`: slots of peers.
+    Also what the planner of slices is to know, of each record that cannot be planned (folder, why), and the portions.
 
     Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep are
     planned with, too: those jobs run at once, and the planner of slices wakes what they need in this slot.
     """
-    now_s = view.now_s + ahead_s
+    now_s, home = view.now_s + ahead_s, view.carbon.series.zone
     latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
     until_s = view.now_s + min(HORIZON_MAX_S, max(HORIZON_MIN_S, latest_s - now_s + SLOT_S))
-    every = [_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))]
+    every = _slots(view, ahead_s, until_s)
     slots = [replace(slot, pools=tuple(pool for pool in slot.pools if not pool.idle_w)) for slot in every]
-    families = {cost.family for slot in slots for pool in slot.pools for cost in pool.costs}
-    jobs, wrong = pending_jobs(found, families, view.carbon.series.zone, now_s)
-    plan = waking = rule(jobs, slots, now_s)
+    of_peers = [slot for zone in sorted(offered) for slot in offered[zone]]
+    families = {cost.family for slot in slots + of_peers for pool in slot.pools for cost in pool.costs}
+    jobs, wrong = pending_jobs(found, families, home, now_s, offered)
+    plan = waking = rule(jobs, slots + of_peers, now_s)
     if any(one.short_of == Shortage.CAPACITY for one in plan.prospects):
-        waking = rule(jobs, every, now_s)
-    carbon = {slot.carbon.starts_at_s: slot.carbon.p50_g_per_kwh for slot in slots}
+        waking = rule(jobs, every + of_peers, now_s)
+    carbon = {(slot.zone, slot.carbon.starts_at_s): slot.carbon.p50_g_per_kwh for slot in slots + of_peers}
     by_id = {job.job_id: job for job in jobs}
     devices = devices_needed(every, waking.portions, now_s)
-    flexible = tuple(replace(one, devices=devices) for one in waking.now)
-    return planned_jobs(plan, revision, by_id, carbon, unplanned_grams(jobs, slots, now_s)), flexible, wrong
+    flexible = tuple(replace(one, devices=devices) for one in waking.now if one.zone == home)
+    written = planned_jobs(plan, revision, by_id, carbon, unplanned_grams(jobs, slots, now_s), home)
+    return written, flexible, wrong, plan.portions
+
+
+def offered_slots(view: PlanView, ahead_s: float, portions: Sequence[Portion]) -> Offers:
+    """What this zone has left over for others, where its own jobs have these portions."""
+    slots = _slots(view, ahead_s, view.now_s + HORIZON_MAX_S)
+    return Offers(view.carbon.series.zone, view.now_s + ahead_s, left_over(slots, portions))
+
+
+def _slots(view: PlanView, ahead_s: float, until_s: float) -> list[Slot]:
+    """Slots of this zone from now on, in calendar time."""
+    return [_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))]
 
 
 def _in_calendar(slot: Slot, ahead_s: float) -> Slot:

@@ -5,9 +5,10 @@ others are not planned; a job that is not planned runs whenever slices are idle.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from controller.jobs.core.offers import ITEM_MAX_J, zones_of
 from controller.jobs.core.program import lots_of
 from controller.jobs.core.rules import at_once, evenly
 from trefoil.core.jobs.planned import OpenJob, OpenJobs, PendingJob, Slot
@@ -20,9 +21,14 @@ ZONES_MAX: Final = 32
 
 
 def pending_jobs(
-    found: Iterable[OpenJobs], families: Collection[str], zone: str, now_s: float
+    found: Iterable[OpenJobs],
+    families: Collection[str],
+    zone: str,
+    now_s: float,
+    offered: Mapping[str, Sequence[Slot]],
 ) -> tuple[list[PendingJob], list[tuple[str, str]]]:
-    """Jobs to plan, at most JOBS_MAX, and of each record that cannot be (folder, why)."""
+    """Jobs to plan, at most JOBS_MAX, and of each record that cannot be (folder, why). `offered`: slots of peers, by
+    zone."""
     jobs: dict[str, PendingJob] = {}
     wrong = []
     for told in found:
@@ -31,10 +37,10 @@ def pending_jobs(
             why = "its id stands twice" if name in jobs else _fault(one, now_s)
             if why:
                 wrong.append((told.folder, f"job {one.job_id[:NAME_CHARS_MAX]!r}: {why}"))
-            elif one.family in families and (not one.zones or zone in one.zones):
+            elif one.family in families and (zones := zones_of(one.zones, zone, offered, one.bounded)):
                 jobs[name] = PendingJob(
-                    name, one.family, one.items_left, one.complete_by_s, one.priority, one.min_accuracy, (zone,),
-                    grams_left=one.grams_left if one.bounded else math.inf,
+                    name, one.family, one.items_left, one.complete_by_s, one.priority, one.min_accuracy, zones,
+                    one.transfer_j if zones[1:] else 0.0, one.grams_left if one.bounded else math.inf,
                 )  # fmt: skip
     return sorted(jobs.values(), key=lambda job: (job.complete_by_s, job.job_id))[:JOBS_MAX], wrong
 
@@ -51,6 +57,8 @@ def _fault(one: OpenJob, now_s: float) -> str:
         return f"min_accuracy = {one.min_accuracy:g}: not in 0..1"
     if not 0.0 <= one.grams_left < math.inf:
         return f"grams_left = {one.grams_left:g}: not >= 0"
+    if not 0.0 <= one.transfer_j <= ITEM_MAX_J:
+        return f"transfer_j = {one.transfer_j:g}: not in 0..{ITEM_MAX_J:g}"
     return f"{len(one.zones)} zones" if len(one.zones) > ZONES_MAX else ""
 
 

@@ -199,7 +199,7 @@ def _reason(job: PendingJob, short_of: Shortage, finishes_at_s: float, late: flo
     missed = f"{late + unplaced:,.0f} of {job.items_left:,} items"
     match short_of:
         case Shortage.ZONE:
-            return f"no zone of {', '.join(job.zones)} offers anything: name another zone"
+            return f"no zone of {', '.join(filter(None, job.zones))} offers anything: name another zone"
         case Shortage.ACCURACY:
             return f"no variant of {job.family} at {job.accuracy_floor:g} or above has a place: lower the floor"
         case Shortage.GRAMS:

@@ -76,7 +76,7 @@ def check_job(job: Job, world: World) -> None:
     """Check a job before its items come.
 
     Raises:
-        NotFound: its family or one of its zones is not served here.
+        NotFound: its family is not served here, or one of its zones is not known.
         InvalidInput: naming any other field.
     """
     if not ID.fullmatch(job.id):
@@ -101,9 +101,9 @@ def check_job(job: Job, world: World) -> None:
         raise InvalidInput("is negative", field="grams_max", value=job.grams_max, remedy="grams > 0, or 0 for no bound")
     if len(job.zones) > ZONES_MAX:
         raise InvalidInput("too many zones", field="zones", value=len(job.zones), remedy=f"at most {ZONES_MAX}")
-    if job.zones and not set(job.zones) & set(world.zones):
-        remedy = one_of(sorted(world.zones), job.zones[0], also="leave it out for all")
-        raise NotFound("none of them has a node here", field="zones", value=", ".join(job.zones), remedy=remedy)
+    if unknown := [zone for zone in job.zones if zone not in world.zones]:
+        remedy = one_of(sorted(world.zones), unknown[0], also="leave it out for all of this Trefoil's")
+        raise NotFound("is the zone of no node here and of no peer", field="zones", value=unknown[0], remedy=remedy)
     if world.tenants is None and job.tenant:
         remedy = "leave it out, or name the tenant in the dispatcher's tenants_file"
         raise NotFound("no tenants file names tenants", field="tenant", value=job.tenant, remedy=remedy)

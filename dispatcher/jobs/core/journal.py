@@ -19,7 +19,7 @@ ERROR_CHARS_MAX: Final = 200
 @dataclass(frozen=True, slots=True)
 class Result:
     """Result of an item as it is written: bytes of an ItemResult, and its receipt, 0.0 where it has none. `line`: bytes
-    of its line in a file of a batch. `error`: code and text, of one that failed."""
+    of its line in a file of a batch. `error`: code and text, of one that failed. `zone`: peer's that answered."""
 
     item: int
     data: bytes
@@ -28,6 +28,16 @@ class Result:
     grams: float = 0.0
     line: int = 0
     error: str = ""
+    zone: str = ""
+
+
+@dataclass(slots=True)
+class ZoneSum:
+    """Answers of a peer's zone, with joules and grams."""
+
+    answered: int = 0
+    joules: float = 0.0
+    grams: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class Ledger:
     ended_at_s: float = 0.0
     why: str = ""
     damaged: int = 0
+    zones: dict[str, ZoneSum] = field(default_factory=dict)
     done: bytearray = field(default_factory=bytearray)
     """One byte for each item: 1 = it has ended."""
     _epochs: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -101,6 +112,7 @@ class Ledger:
             raise ValueError("results that were there")
         failed, joules, grams = int(entry["failed"]), float(entry["joules"]), float(entry["grams"])
         output, errors = map(int, entry.get("lines", (0, 0)))
+        zones = {zone: (int(count), float(j), float(g)) for zone, (count, j, g) in entry.get("zones", {}).items()}
         for first, end in ranges:
             self.done[first:end] = b"\x01" * (end - first)
         if self.kept:
@@ -116,11 +128,21 @@ class Ledger:
         self.grams += grams
         self.output_bytes += output
         self.error_bytes += errors
+        for zone, (count, zone_j, zone_g) in zones.items():
+            known = self.zones.setdefault(zone, ZoneSum())
+            known.answered, known.joules, known.grams = (
+                known.answered + count, known.joules + zone_j, known.grams + zone_g,
+            )  # fmt: skip
 
 
 def results_entry(results: Sequence[Result], at: int) -> dict[str, Any]:
     """Entry of results that lie one after the other from a place on."""
     error = next((f"item {each.item}: {each.error}" for each in results if each.failed), "")
+    zones: dict[str, list[float]] = {}
+    for each in results:
+        if each.zone and not each.failed:
+            known = zones.setdefault(each.zone, [0, 0.0, 0.0])
+            zones[each.zone] = [known[0] + 1, known[1] + each.joules, known[2] + each.grams]
     return {
         "results": _ranges(each.item for each in results),
         "sizes": [len(each.data) for each in results],
@@ -130,6 +152,7 @@ def results_entry(results: Sequence[Result], at: int) -> dict[str, Any]:
         "grams": sum(each.grams for each in results),
         "lines": [sum(each.line for each in results if each.failed is failed) for failed in (False, True)],
         **({"error": error[:ERROR_CHARS_MAX]} if error else {}),
+        **({"zones": zones} if zones else {}),
     }
 
 

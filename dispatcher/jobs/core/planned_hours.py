@@ -1,20 +1,23 @@
 """Whether items of a job may start now, by the controller's plan. Pure.
 
 Source: ours. Data: the plan, the items of the job that have not started, the time, its measured pace.
-Decision: items that may start now; infinite where the plan does not hold the job back.
+Decision: items that may start now; infinite where the plan does not hold the job back. Items that go to a peer's zone.
 Formulation: the plan was made with n items left and has m of them in slots that have begun: n - m have to stay for
     later slots. It is an absolute number, so that a plan made with an old count, or followed for several slots, asks
     for no item twice. Items that stay must have room in later slots before the deadline, unless that lies beyond the
     plan and at least LATER_S from now; and the time that is left must be LEAST_S, and MARGIN times what they take at
     the measured pace. If not, nothing is held back: a plan saves grams, and never costs a deadline. While the pace is
     not known PROBE of the items may start at once: what they do not measure is done within LEAST_S.
+    Hours of a peer's zone count as later ones until they end, so that their items stay for it; those of a zone that
+    cannot be used now do not count, so its items may start here.
 Deviations: none.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
+from trefoil.core.common import Revision
 from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs
 from trefoil.core.units import format_minute
 
@@ -24,6 +27,7 @@ PROBE: Final = 0.02
 LATER_S: Final = 6 * 3600.0
 AGE_MAX_S: Final = 900.0  # by which the calendars of two hosts may also differ
 STALE_S: Final = 300.0  # of sight without a newer plan: the controller writes one a minute
+GRACE_S: Final = 120.0  # after a slot's end, in which a peer may end what was planned for it
 CRUMB: Final = 1e-3  # items: less is the solver's tolerance
 
 
@@ -65,6 +69,11 @@ class PlanSight:
         return self._jobs.get(job) if fits else None
 
     @property
+    def revision(self) -> Revision:
+        """Revision of the plan that was seen last."""
+        return self._plan.revision if self._plan is not None else Revision()
+
+    @property
     def until_s(self) -> float:
         """End of the plan's last slot [UTC s]."""
         return self._plan.until_s if self._plan is not None else 0.0
@@ -78,20 +87,28 @@ def may_start(
     complete_by_s: float,
     now_s: float,
     per_s: float,
+    usable: Collection[str] = (),
+    away: int = 0,
 ) -> tuple[float, str]:
     """Items that may start now, and why no more; infinite: the job is not held back.
 
     `until_s`: end of the plan. `waiting`: those of the job's items that have not started. `per_s`: measured pace
-    [items/s], 0 = not known. Times are of the calendar [UTC s].
+    [items/s], 0 = not known. `usable`: peers' zones that items may go to; `away`: items that went there by this plan.
+    Times are of the calendar [UTC s].
     """
     if planned is None or not planned.in_time or not _plausible(planned.hours):
         return math.inf, ""
-    stay = math.floor(planned.items_left - sum(one.items for one in planned.hours if one.starts_at_s <= now_s) + CRUMB)
+    begun = sum(one.items for one in planned.hours if not one.zone and one.starts_at_s <= now_s)
+    stay = math.floor(planned.items_left - begun - away + CRUMB)
     if not per_s:
         stay = min(stay, items - math.ceil(PROBE * items))
     if stay <= 0 or waiting <= 0:
         return math.inf, ""
-    later = [one for one in planned.hours if one.starts_at_s > now_s]
+    later = [
+        one
+        for one in planned.hours
+        if (one.zone in usable and one.ends_at_s > now_s if one.zone else one.starts_at_s > now_s)
+    ]
     room = sum(one.items * _share_before(one, complete_by_s) for one in later)
     beyond = complete_by_s > until_s and complete_by_s - now_s >= LATER_S
     held = min(stay, waiting)
@@ -100,13 +117,29 @@ def may_start(
     needed_s = MARGIN * held / per_s if per_s else 0.0
     if now_s + max(LEAST_S, needed_s) >= complete_by_s:
         return math.inf, ""
-    return max(0.0, float(waiting - stay)), f"waits for cleaner hours: {_next_hour(later)}"
+    return max(0.0, float(waiting - stay)), f"waits for cleaner hours: {_next_hour(later, now_s)}"
 
 
-def _next_hour(later: Sequence[PlannedHour]) -> str:
+def to_send(planned: PlannedJob | None, zone: str, now_s: float) -> tuple[int, float]:
+    """Items that the plan gives a peer's zone in the slot that has begun there, and its end [UTC s]."""
+    for one in planned.hours if planned is not None and _plausible(planned.hours) else ():
+        if one.zone == zone and one.starts_at_s <= now_s < one.ends_at_s:
+            return math.floor(one.items + CRUMB), one.ends_at_s
+    return 0, 0.0
+
+
+def away_until(items: int, slot_ends_s: float, complete_by_s: float, per_s: float) -> float:
+    """Until when a peer may have items [UTC s]: there is time then to run them here before the job's deadline."""
+    here_s = max(LEAST_S, MARGIN * items / per_s if per_s else 0.0)
+    return min(slot_ends_s + GRACE_S, complete_by_s - here_s)
+
+
+def _next_hour(later: Sequence[PlannedHour], now_s: float) -> str:
     """Words for the next planned slot."""
     if not later:
         return "they lie beyond the plan"
+    if later[0].zone and later[0].starts_at_s <= now_s:
+        return f"those of now are for zone {later[0].zone}"
     return f"the next begins at {format_minute(later[0].starts_at_s)}"
 
 

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 INFER: Final = "infer"
 ADMIN: Final = "admin"
+JOBS: Final = "jobs"
 ROLES: Final = (INFER, ADMIN)
 REQUESTS, BYTES = 0, 1
 LIMITS: Final = 2

@@ -14,6 +14,58 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class GetOffersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetOffersResponse(_message.Message):
+    __slots__ = ("zone", "made_at", "slots")
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    MADE_AT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    zone: str
+    made_at: _timestamp_pb2.Timestamp
+    slots: _containers.RepeatedCompositeFieldContainer[OfferedSlot]
+    def __init__(self, zone: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., slots: _Optional[_Iterable[_Union[OfferedSlot, _Mapping]]] = ...) -> None: ...
+
+class OfferedSlot(_message.Message):
+    __slots__ = ("starts_at", "ends_at", "p50_g_per_kwh", "pue", "pools")
+    STARTS_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AT_FIELD_NUMBER: _ClassVar[int]
+    P50_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    PUE_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    starts_at: _timestamp_pb2.Timestamp
+    ends_at: _timestamp_pb2.Timestamp
+    p50_g_per_kwh: float
+    pue: float
+    pools: _containers.RepeatedCompositeFieldContainer[OfferedPool]
+    def __init__(self, starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., p50_g_per_kwh: _Optional[float] = ..., pue: _Optional[float] = ..., pools: _Optional[_Iterable[_Union[OfferedPool, _Mapping]]] = ...) -> None: ...
+
+class OfferedPool(_message.Message):
+    __slots__ = ("name", "free_s", "sure_s", "items")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FREE_S_FIELD_NUMBER: _ClassVar[int]
+    SURE_S_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    free_s: float
+    sure_s: float
+    items: _containers.RepeatedCompositeFieldContainer[OfferedItem]
+    def __init__(self, name: _Optional[str] = ..., free_s: _Optional[float] = ..., sure_s: _Optional[float] = ..., items: _Optional[_Iterable[_Union[OfferedItem, _Mapping]]] = ...) -> None: ...
+
+class OfferedItem(_message.Message):
+    __slots__ = ("family", "device_s", "active_j", "accuracy")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_S_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_J_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    device_s: float
+    active_j: float
+    accuracy: float
+    def __init__(self, family: _Optional[str] = ..., device_s: _Optional[float] = ..., active_j: _Optional[float] = ..., accuracy: _Optional[float] = ...) -> None: ...
+
 class GetPlanRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

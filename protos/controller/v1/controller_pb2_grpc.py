@@ -164,6 +164,11 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportResponse.FromString,
                 _registered_method=True)
+        self.GetOffers = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/GetOffers',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetOffersRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetOffersResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -352,6 +357,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOffers(self, request, context):
+        """Device seconds that this zone has left over for jobs of other zones, by hour.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -484,6 +496,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.GetReport,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportResponse.SerializeToString,
+            ),
+            'GetOffers': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOffers,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetOffersRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetOffersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1188,6 +1205,33 @@ class Controller:
             '/trefoil.controller.v1.Controller/GetReport',
             protos_dot_controller_dot_v1_dot_controller__pb2.GetReportRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.GetReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOffers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/GetOffers',
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetOffersRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetOffersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,15 +26,15 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protos.types.v1 import jobs_pb2 as protos_dot_types_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/dispatcher/v1/jobs.proto\x12\x15trefoil.dispatcher.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aprotos/types/v1/jobs.proto\"\xac\x01\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12/\n\x0b\x63omplete_by\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\r\x12\x14\n\x0cmin_accuracy\x18\x06 \x01(\x01\x12\r\n\x05zones\x18\x07 \x03(\t\x12\x11\n\tgrams_max\x18\x08 \x01(\x01\"\x82\x01\n\rSubmitRequest\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1a.trefoil.dispatcher.v1.JobH\x00\x12-\n\x05items\x18\x02 \x01(\x0b\x32\x1c.trefoil.dispatcher.v1.ItemsH\x00\x12\x0f\n\x05total\x18\x03 \x01(\x04H\x00\x42\x06\n\x04part\"\x19\n\x05Items\x12\x10\n\x08requests\x18\x01 \x03(\x0c\"\x84\x04\n\tJobStatus\x12\'\n\x03job\x18\x01 \x01(\x0b\x32\x1a.trefoil.dispatcher.v1.Job\x12.\n\x05state\x18\x02 \x01(\x0e\x32\x1f.trefoil.dispatcher.v1.JobState\x12\r\n\x05items\x18\x03 \x01(\x04\x12\x10\n\x08\x61nswered\x18\x04 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x04\x12\x0e\n\x06joules\x18\x06 \x01(\x01\x12\r\n\x05grams\x18\x07 \x01(\x01\x12\x30\n\x0csubmitted_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03why\x18\n \x01(\t\x12\x0c\n\x04late\x18\x0b \x01(\x08\x12\r\n\x05owner\x18\x0c \x01(\t\x12/\n\x0b\x65xpected_at\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x05hours\x18\x0e \x03(\x0b\x32\x1d.trefoil.types.v1.PlannedHour\x12\x10\n\x08prospect\x18\x0f \x01(\t\x12\x11\n\tin_danger\x18\x10 \x01(\x08\x12\x15\n\rat_once_grams\x18\x11 \x01(\x01\x12\x14\n\x0c\x65venly_grams\x18\x12 \x01(\x01\x12\x13\n\x0b\x66irst_error\x18\x13 \x01(\t\"B\n\x0eSubmitResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"\x18\n\nGetRequest\x12\n\n\x02id\x18\x01 \x01(\t\"?\n\x0bGetResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"\x1d\n\x0bListRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\">\n\x0cListResponse\x12.\n\x04jobs\x18\x01 \x03(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"(\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"B\n\x0e\x43\x61ncelResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"\x1a\n\x0cWatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\"A\n\rWatchResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\".\n\x11GetResultsRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\"H\n\x12GetResultsResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.trefoil.dispatcher.v1.ItemResult\"I\n\nItemResult\x12\x0c\n\x04item\x18\x01 \x01(\x04\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t*\x80\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x12\n\x0eJOB_STATE_DONE\x10\x03\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x04\x32\x90\x04\n\x04Jobs\x12W\n\x06Submit\x12$.trefoil.dispatcher.v1.SubmitRequest\x1a%.trefoil.dispatcher.v1.SubmitResponse(\x01\x12L\n\x03Get\x12!.trefoil.dispatcher.v1.GetRequest\x1a\".trefoil.dispatcher.v1.GetResponse\x12O\n\x04List\x12\".trefoil.dispatcher.v1.ListRequest\x1a#.trefoil.dispatcher.v1.ListResponse\x12U\n\x06\x43\x61ncel\x12$.trefoil.dispatcher.v1.CancelRequest\x1a%.trefoil.dispatcher.v1.CancelResponse\x12T\n\x05Watch\x12#.trefoil.dispatcher.v1.WatchRequest\x1a$.trefoil.dispatcher.v1.WatchResponse0\x01\x12\x63\n\nGetResults\x12(.trefoil.dispatcher.v1.GetResultsRequest\x1a).trefoil.dispatcher.v1.GetResultsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/dispatcher/v1/jobs.proto\x12\x15trefoil.dispatcher.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aprotos/types/v1/jobs.proto\"\xac\x01\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12/\n\x0b\x63omplete_by\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\r\x12\x14\n\x0cmin_accuracy\x18\x06 \x01(\x01\x12\r\n\x05zones\x18\x07 \x03(\t\x12\x11\n\tgrams_max\x18\x08 \x01(\x01\"\x82\x01\n\rSubmitRequest\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1a.trefoil.dispatcher.v1.JobH\x00\x12-\n\x05items\x18\x02 \x01(\x0b\x32\x1c.trefoil.dispatcher.v1.ItemsH\x00\x12\x0f\n\x05total\x18\x03 \x01(\x04H\x00\x42\x06\n\x04part\"\x19\n\x05Items\x12\x10\n\x08requests\x18\x01 \x03(\x0c\"\xb5\x04\n\tJobStatus\x12\'\n\x03job\x18\x01 \x01(\x0b\x32\x1a.trefoil.dispatcher.v1.Job\x12.\n\x05state\x18\x02 \x01(\x0e\x32\x1f.trefoil.dispatcher.v1.JobState\x12\r\n\x05items\x18\x03 \x01(\x04\x12\x10\n\x08\x61nswered\x18\x04 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x04\x12\x0e\n\x06joules\x18\x06 \x01(\x01\x12\r\n\x05grams\x18\x07 \x01(\x01\x12\x30\n\x0csubmitted_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03why\x18\n \x01(\t\x12\x0c\n\x04late\x18\x0b \x01(\x08\x12\r\n\x05owner\x18\x0c \x01(\t\x12/\n\x0b\x65xpected_at\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x05hours\x18\x0e \x03(\x0b\x32\x1d.trefoil.types.v1.PlannedHour\x12\x10\n\x08prospect\x18\x0f \x01(\t\x12\x11\n\tin_danger\x18\x10 \x01(\x08\x12\x15\n\rat_once_grams\x18\x11 \x01(\x01\x12\x14\n\x0c\x65venly_grams\x18\x12 \x01(\x01\x12\x13\n\x0b\x66irst_error\x18\x13 \x01(\t\x12/\n\x05zones\x18\x14 \x03(\x0b\x32 .trefoil.dispatcher.v1.ZoneShare\"X\n\tZoneShare\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\x0c\n\x04\x61way\x18\x02 \x01(\x04\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x04\x12\x0e\n\x06joules\x18\x04 \x01(\x01\x12\r\n\x05grams\x18\x05 \x01(\x01\"B\n\x0eSubmitResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"\x18\n\nGetRequest\x12\n\n\x02id\x18\x01 \x01(\t\"?\n\x0bGetResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"\x1d\n\x0bListRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\">\n\x0cListResponse\x12.\n\x04jobs\x18\x01 \x03(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"8\n\rCancelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0e\n\x06remove\x18\x03 \x01(\x08\"B\n\x0e\x43\x61ncelResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\"\x1a\n\x0cWatchRequest\x12\n\n\x02id\x18\x01 \x01(\t\"A\n\rWatchResponse\x12\x30\n\x06status\x18\x01 \x01(\x0b\x32 .trefoil.dispatcher.v1.JobStatus\".\n\x11GetResultsRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\"H\n\x12GetResultsResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.trefoil.dispatcher.v1.ItemResult\"y\n\nItemResult\x12\x0c\n\x04item\x18\x01 \x01(\x04\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x0f\n\x07moved_j\x18\x06 \x01(\x01\x12\x0f\n\x07moved_g\x18\x07 \x01(\x01*\x80\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x12\n\x0eJOB_STATE_DONE\x10\x03\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x04\x32\x90\x04\n\x04Jobs\x12W\n\x06Submit\x12$.trefoil.dispatcher.v1.SubmitRequest\x1a%.trefoil.dispatcher.v1.SubmitResponse(\x01\x12L\n\x03Get\x12!.trefoil.dispatcher.v1.GetRequest\x1a\".trefoil.dispatcher.v1.GetResponse\x12O\n\x04List\x12\".trefoil.dispatcher.v1.ListRequest\x1a#.trefoil.dispatcher.v1.ListResponse\x12U\n\x06\x43\x61ncel\x12$.trefoil.dispatcher.v1.CancelRequest\x1a%.trefoil.dispatcher.v1.CancelResponse\x12T\n\x05Watch\x12#.trefoil.dispatcher.v1.WatchRequest\x1a$.trefoil.dispatcher.v1.WatchResponse0\x01\x12\x63\n\nGetResults\x12(.trefoil.dispatcher.v1.GetResultsRequest\x1a).trefoil.dispatcher.v1.GetResultsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.dispatcher.v1.jobs_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=1630
-  _globals['_JOBSTATE']._serialized_end=1758
+  _globals['_JOBSTATE']._serialized_start=1833
+  _globals['_JOBSTATE']._serialized_end=1961
   _globals['_JOB']._serialized_start=120
   _globals['_JOB']._serialized_end=292
   _globals['_SUBMITREQUEST']._serialized_start=295
@@ -42,31 +42,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ITEMS']._serialized_start=427
   _globals['_ITEMS']._serialized_end=452
   _globals['_JOBSTATUS']._serialized_start=455
-  _globals['_JOBSTATUS']._serialized_end=971
-  _globals['_SUBMITRESPONSE']._serialized_start=973
-  _globals['_SUBMITRESPONSE']._serialized_end=1039
-  _globals['_GETREQUEST']._serialized_start=1041
-  _globals['_GETREQUEST']._serialized_end=1065
-  _globals['_GETRESPONSE']._serialized_start=1067
-  _globals['_GETRESPONSE']._serialized_end=1130
-  _globals['_LISTREQUEST']._serialized_start=1132
-  _globals['_LISTREQUEST']._serialized_end=1161
-  _globals['_LISTRESPONSE']._serialized_start=1163
-  _globals['_LISTRESPONSE']._serialized_end=1225
-  _globals['_CANCELREQUEST']._serialized_start=1227
-  _globals['_CANCELREQUEST']._serialized_end=1267
-  _globals['_CANCELRESPONSE']._serialized_start=1269
-  _globals['_CANCELRESPONSE']._serialized_end=1335
-  _globals['_WATCHREQUEST']._serialized_start=1337
-  _globals['_WATCHREQUEST']._serialized_end=1363
-  _globals['_WATCHRESPONSE']._serialized_start=1365
-  _globals['_WATCHRESPONSE']._serialized_end=1430
-  _globals['_GETRESULTSREQUEST']._serialized_start=1432
-  _globals['_GETRESULTSREQUEST']._serialized_end=1478
-  _globals['_GETRESULTSRESPONSE']._serialized_start=1480
-  _globals['_GETRESULTSRESPONSE']._serialized_end=1552
-  _globals['_ITEMRESULT']._serialized_start=1554
-  _globals['_ITEMRESULT']._serialized_end=1627
-  _globals['_JOBS']._serialized_start=1761
-  _globals['_JOBS']._serialized_end=2289
+  _globals['_JOBSTATUS']._serialized_end=1020
+  _globals['_ZONESHARE']._serialized_start=1022
+  _globals['_ZONESHARE']._serialized_end=1110
+  _globals['_SUBMITRESPONSE']._serialized_start=1112
+  _globals['_SUBMITRESPONSE']._serialized_end=1178
+  _globals['_GETREQUEST']._serialized_start=1180
+  _globals['_GETREQUEST']._serialized_end=1204
+  _globals['_GETRESPONSE']._serialized_start=1206
+  _globals['_GETRESPONSE']._serialized_end=1269
+  _globals['_LISTREQUEST']._serialized_start=1271
+  _globals['_LISTREQUEST']._serialized_end=1300
+  _globals['_LISTRESPONSE']._serialized_start=1302
+  _globals['_LISTRESPONSE']._serialized_end=1364
+  _globals['_CANCELREQUEST']._serialized_start=1366
+  _globals['_CANCELREQUEST']._serialized_end=1422
+  _globals['_CANCELRESPONSE']._serialized_start=1424
+  _globals['_CANCELRESPONSE']._serialized_end=1490
+  _globals['_WATCHREQUEST']._serialized_start=1492
+  _globals['_WATCHREQUEST']._serialized_end=1518
+  _globals['_WATCHRESPONSE']._serialized_start=1520
+  _globals['_WATCHRESPONSE']._serialized_end=1585
+  _globals['_GETRESULTSREQUEST']._serialized_start=1587
+  _globals['_GETRESULTSREQUEST']._serialized_end=1633
+  _globals['_GETRESULTSRESPONSE']._serialized_start=1635
+  _globals['_GETRESULTSRESPONSE']._serialized_end=1707
+  _globals['_ITEMRESULT']._serialized_start=1709
+  _globals['_ITEMRESULT']._serialized_end=1830
+  _globals['_JOBS']._serialized_start=1964
+  _globals['_JOBS']._serialized_end=2492
 # @@protoc_insertion_point(module_scope)

@@ -61,7 +61,7 @@ class Items(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "items", "answered", "failed", "joules", "grams", "submitted_at", "ended_at", "why", "late", "owner", "expected_at", "hours", "prospect", "in_danger", "at_once_grams", "evenly_grams", "first_error")
+    __slots__ = ("job", "state", "items", "answered", "failed", "joules", "grams", "submitted_at", "ended_at", "why", "late", "owner", "expected_at", "hours", "prospect", "in_danger", "at_once_grams", "evenly_grams", "first_error", "zones")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class JobStatus(_message.Message):
     AT_ONCE_GRAMS_FIELD_NUMBER: _ClassVar[int]
     EVENLY_GRAMS_FIELD_NUMBER: _ClassVar[int]
     FIRST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ZONES_FIELD_NUMBER: _ClassVar[int]
     job: Job
     state: JobState
     items: int
@@ -100,7 +101,22 @@ class JobStatus(_message.Message):
     at_once_grams: float
     evenly_grams: float
     first_error: str
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., items: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., joules: _Optional[float] = ..., grams: _Optional[float] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., late: _Optional[bool] = ..., owner: _Optional[str] = ..., expected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[_jobs_pb2.PlannedHour, _Mapping]]] = ..., prospect: _Optional[str] = ..., in_danger: _Optional[bool] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ..., first_error: _Optional[str] = ...) -> None: ...
+    zones: _containers.RepeatedCompositeFieldContainer[ZoneShare]
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., state: _Optional[_Union[JobState, str]] = ..., items: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., joules: _Optional[float] = ..., grams: _Optional[float] = ..., submitted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., late: _Optional[bool] = ..., owner: _Optional[str] = ..., expected_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[_jobs_pb2.PlannedHour, _Mapping]]] = ..., prospect: _Optional[str] = ..., in_danger: _Optional[bool] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ..., first_error: _Optional[str] = ..., zones: _Optional[_Iterable[_Union[ZoneShare, _Mapping]]] = ...) -> None: ...
+
+class ZoneShare(_message.Message):
+    __slots__ = ("zone", "away", "answered", "joules", "grams")
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    JOULES_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_FIELD_NUMBER: _ClassVar[int]
+    zone: str
+    away: int
+    answered: int
+    joules: float
+    grams: float
+    def __init__(self, zone: _Optional[str] = ..., away: _Optional[int] = ..., answered: _Optional[int] = ..., joules: _Optional[float] = ..., grams: _Optional[float] = ...) -> None: ...
 
 class SubmitResponse(_message.Message):
     __slots__ = ("status",)
@@ -133,12 +149,14 @@ class ListResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("id", "why")
+    __slots__ = ("id", "why", "remove")
     ID_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
     id: str
     why: str
-    def __init__(self, id: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+    remove: bool
+    def __init__(self, id: _Optional[str] = ..., why: _Optional[str] = ..., remove: _Optional[bool] = ...) -> None: ...
 
 class CancelResponse(_message.Message):
     __slots__ = ("status",)
@@ -173,13 +191,19 @@ class GetResultsResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
 
 class ItemResult(_message.Message):
-    __slots__ = ("item", "response", "code", "error")
+    __slots__ = ("item", "response", "code", "error", "zone", "moved_j", "moved_g")
     ITEM_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_J_FIELD_NUMBER: _ClassVar[int]
+    MOVED_G_FIELD_NUMBER: _ClassVar[int]
     item: int
     response: bytes
     code: str
     error: str
-    def __init__(self, item: _Optional[int] = ..., response: _Optional[bytes] = ..., code: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    zone: str
+    moved_j: float
+    moved_g: float
+    def __init__(self, item: _Optional[int] = ..., response: _Optional[bytes] = ..., code: _Optional[str] = ..., error: _Optional[str] = ..., zone: _Optional[str] = ..., moved_j: _Optional[float] = ..., moved_g: _Optional[float] = ...) -> None: ...

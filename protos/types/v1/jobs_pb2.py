@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protos.types.v1 import common_pb2 as protos_dot_types_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/types/v1/jobs.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cprotos/types/v1/common.proto\"\xca\x01\n\x07OpenJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x12\n\nitems_left\x18\x03 \x01(\x04\x12/\n\x0b\x63omplete_by\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08priority\x18\x05 \x01(\r\x12\x14\n\x0cmin_accuracy\x18\x06 \x01(\x01\x12\r\n\x05zones\x18\x07 \x03(\t\x12\x0f\n\x07\x62ounded\x18\x08 \x01(\x08\x12\x12\n\ngrams_left\x18\t \x01(\x01\"R\n\x08OpenJobs\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x04jobs\x18\x03 \x03(\x0b\x32\x19.trefoil.types.v1.OpenJob\"\x9e\x01\n\x0bPlannedHour\x12-\n\tstarts_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65nds_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05items\x18\x03 \x01(\x01\x12\r\n\x05grams\x18\x04 \x01(\x01\x12\x15\n\rp50_g_per_kwh\x18\x05 \x01(\x01\"\x9d\x02\n\nPlannedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nitems_left\x18\x02 \x01(\x04\x12,\n\x05hours\x18\x03 \x03(\x0b\x32\x1d.trefoil.types.v1.PlannedHour\x12\x0f\n\x07in_time\x18\x04 \x01(\x08\x12/\n\x0b\x66inishes_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\r\n\x05grams\x18\x07 \x01(\x01\x12\x15\n\rat_once_grams\x18\x08 \x01(\x01\x12\x14\n\x0c\x65venly_grams\x18\t \x01(\x01\x12/\n\x0b\x63omplete_by\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd2\x01\n\x0bPlannedJobs\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12+\n\x07made_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x04jobs\x18\x04 \x03(\x0b\x32\x1c.trefoil.types.v1.PlannedJob\x12\x11\n\tsignature\x18\x05 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/types/v1/jobs.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cprotos/types/v1/common.proto\"\xde\x01\n\x07OpenJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x12\n\nitems_left\x18\x03 \x01(\x04\x12/\n\x0b\x63omplete_by\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08priority\x18\x05 \x01(\r\x12\x14\n\x0cmin_accuracy\x18\x06 \x01(\x01\x12\r\n\x05zones\x18\x07 \x03(\t\x12\x0f\n\x07\x62ounded\x18\x08 \x01(\x08\x12\x12\n\ngrams_left\x18\t \x01(\x01\x12\x12\n\ntransfer_j\x18\n \x01(\x01\"R\n\x08OpenJobs\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x04jobs\x18\x03 \x03(\x0b\x32\x19.trefoil.types.v1.OpenJob\"\xac\x01\n\x0bPlannedHour\x12-\n\tstarts_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65nds_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05items\x18\x03 \x01(\x01\x12\r\n\x05grams\x18\x04 \x01(\x01\x12\x15\n\rp50_g_per_kwh\x18\x05 \x01(\x01\x12\x0c\n\x04zone\x18\x06 \x01(\t\"\x9d\x02\n\nPlannedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nitems_left\x18\x02 \x01(\x04\x12,\n\x05hours\x18\x03 \x03(\x0b\x32\x1d.trefoil.types.v1.PlannedHour\x12\x0f\n\x07in_time\x18\x04 \x01(\x08\x12/\n\x0b\x66inishes_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\r\n\x05grams\x18\x07 \x01(\x01\x12\x15\n\rat_once_grams\x18\x08 \x01(\x01\x12\x14\n\x0c\x65venly_grams\x18\t \x01(\x01\x12/\n\x0b\x63omplete_by\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd2\x01\n\x0bPlannedJobs\x12,\n\x08revision\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12+\n\x07made_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x04jobs\x18\x04 \x03(\x0b\x32\x1c.trefoil.types.v1.PlannedJob\x12\x11\n\tsignature\x18\x05 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.types.v1.jobs_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENJOB']._serialized_start=112
-  _globals['_OPENJOB']._serialized_end=314
-  _globals['_OPENJOBS']._serialized_start=316
-  _globals['_OPENJOBS']._serialized_end=398
-  _globals['_PLANNEDHOUR']._serialized_start=401
-  _globals['_PLANNEDHOUR']._serialized_end=559
-  _globals['_PLANNEDJOB']._serialized_start=562
-  _globals['_PLANNEDJOB']._serialized_end=847
-  _globals['_PLANNEDJOBS']._serialized_start=850
-  _globals['_PLANNEDJOBS']._serialized_end=1060
+  _globals['_OPENJOB']._serialized_end=334
+  _globals['_OPENJOBS']._serialized_start=336
+  _globals['_OPENJOBS']._serialized_end=418
+  _globals['_PLANNEDHOUR']._serialized_start=421
+  _globals['_PLANNEDHOUR']._serialized_end=593
+  _globals['_PLANNEDJOB']._serialized_start=596
+  _globals['_PLANNEDJOB']._serialized_end=881
+  _globals['_PLANNEDJOBS']._serialized_start=884
+  _globals['_PLANNEDJOBS']._serialized_end=1094
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenJob(_message.Message):
-    __slots__ = ("job_id", "family", "items_left", "complete_by", "priority", "min_accuracy", "zones", "bounded", "grams_left")
+    __slots__ = ("job_id", "family", "items_left", "complete_by", "priority", "min_accuracy", "zones", "bounded", "grams_left", "transfer_j")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     ITEMS_LEFT_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class OpenJob(_message.Message):
     ZONES_FIELD_NUMBER: _ClassVar[int]
     BOUNDED_FIELD_NUMBER: _ClassVar[int]
     GRAMS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_J_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     family: str
     items_left: int
@@ -30,7 +31,8 @@ class OpenJob(_message.Message):
     zones: _containers.RepeatedScalarFieldContainer[str]
     bounded: bool
     grams_left: float
-    def __init__(self, job_id: _Optional[str] = ..., family: _Optional[str] = ..., items_left: _Optional[int] = ..., complete_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., priority: _Optional[int] = ..., min_accuracy: _Optional[float] = ..., zones: _Optional[_Iterable[str]] = ..., bounded: _Optional[bool] = ..., grams_left: _Optional[float] = ...) -> None: ...
+    transfer_j: float
+    def __init__(self, job_id: _Optional[str] = ..., family: _Optional[str] = ..., items_left: _Optional[int] = ..., complete_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., priority: _Optional[int] = ..., min_accuracy: _Optional[float] = ..., zones: _Optional[_Iterable[str]] = ..., bounded: _Optional[bool] = ..., grams_left: _Optional[float] = ..., transfer_j: _Optional[float] = ...) -> None: ...
 
 class OpenJobs(_message.Message):
     __slots__ = ("folder", "epoch", "jobs")
@@ -43,18 +45,20 @@ class OpenJobs(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., epoch: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[OpenJob, _Mapping]]] = ...) -> None: ...
 
 class PlannedHour(_message.Message):
-    __slots__ = ("starts_at", "ends_at", "items", "grams", "p50_g_per_kwh")
+    __slots__ = ("starts_at", "ends_at", "items", "grams", "p50_g_per_kwh", "zone")
     STARTS_AT_FIELD_NUMBER: _ClassVar[int]
     ENDS_AT_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     GRAMS_FIELD_NUMBER: _ClassVar[int]
     P50_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     starts_at: _timestamp_pb2.Timestamp
     ends_at: _timestamp_pb2.Timestamp
     items: float
     grams: float
     p50_g_per_kwh: float
-    def __init__(self, starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., items: _Optional[float] = ..., grams: _Optional[float] = ..., p50_g_per_kwh: _Optional[float] = ...) -> None: ...
+    zone: str
+    def __init__(self, starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., items: _Optional[float] = ..., grams: _Optional[float] = ..., p50_g_per_kwh: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class PlannedJob(_message.Message):
     __slots__ = ("job_id", "items_left", "hours", "in_time", "finishes_at", "reason", "grams", "at_once_grams", "evenly_grams", "complete_by")

@@ -285,7 +285,7 @@ async def test_a_worker_that_takes_the_jobs_over_tells_them_at_once_under_its_ep
 
 def test_of_too_many_jobs_the_earliest_deadlines_are_planned() -> None:
     jobs = tuple(OpenJob(f"j{n}", "digits", 10, BEGIN_S + (n + 1) * 60.0) for n in range(JOBS_MAX + 50))
-    found, wrong = pending_jobs([OpenJobs(FOLDER, 1, jobs[::-1])], {"digits"}, "test", BEGIN_S)
+    found, wrong = pending_jobs([OpenJobs(FOLDER, 1, jobs[::-1])], {"digits"}, "test", BEGIN_S, {})
     assert [job.job_id for job in found] == [f"{FOLDER}/j{n}" for n in range(JOBS_MAX)]
     assert not wrong
 

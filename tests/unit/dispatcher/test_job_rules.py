@@ -32,7 +32,11 @@ JOB = Job("a", "digits", 4600.0, "blue", zones=("DE",))
         ({"min_accuracy": 1.5}, InvalidInput, "min_accuracy = 1.5: is no accuracy. Remedy: a number in 0..1"),
         ({"min_accuracy": 0.98}, InvalidInput, "min_accuracy = 0.98: no variant reaches it. Remedy: at most 0.97"),
         ({"grams_max": -1.0}, InvalidInput, "grams_max = -1.0: is negative"),
-        ({"zones": ("FR",)}, NotFound, "zones = 'FR': none of them has a node here. Remedy: .*DE, GB, or leave it out"),
+        (
+            {"zones": ("FR",)},
+            NotFound,
+            "zones = 'FR': is the zone of no node here and of no peer. Remedy: .*DE, GB, or leave it out",
+        ),
         ({"zones": tuple(map(str, range(33)))}, InvalidInput, "zones = 33: too many zones. Remedy: at most 32"),
         ({"tenant": ""}, NotFound, "tenant = '': is no tenant. Remedy: use one of: blue, red"),
     ],

@@ -97,6 +97,15 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Offers:
+    """What a zone offers to others: slots with the time that its requests and its jobs leave over."""
+
+    zone: str = ""
+    made_at_s: float = 0.0
+    slots: tuple[Slot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Portion:
     """Portion of a job that runs in one slot, on one pool."""
 
@@ -172,6 +181,8 @@ class OpenJob:
     bounded: bool = False
     """Whether `grams_left` is a bound."""
     grams_left: float = 0.0
+    transfer_j: float = 0.0
+    """As of a PendingJob. Items that peers' zones have now are not in `items_left`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +196,15 @@ class OpenJobs:
 
 @dataclass(frozen=True, slots=True)
 class PlannedHour:
-    """Items of a job that are planned for one slot, and the slot's carbon intensity as forecast."""
+    """Items of a job that are planned for one slot, and the slot's carbon intensity as forecast. `zone`: a peer's;
+    empty: at home."""
 
     starts_at_s: float = 0.0
     ends_at_s: float = 0.0
     items: float = 0.0
     grams: float = 0.0
     p50_g_per_kwh: float = 0.0
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,17 +241,20 @@ def planned_jobs(
     plan: JobsPlan,
     revision: Revision,
     jobs: Mapping[str, PendingJob],
-    carbon: Mapping[float, float],
+    carbon: Mapping[tuple[str, float], float],
     others: Mapping[str, tuple[float, float]],
+    home: str,
 ) -> PlannedJobs:
-    """Sum a plan by job and slot. `carbon`: by the slot's start [g/kWh]; `others`: grams at once, evenly by job."""
-    hours: dict[tuple[str, float, float], list[Portion]] = {}
+    """Sum a plan by job, slot and zone. `carbon`: by zone and the slot's start [g/kWh]; `others`: grams at once, evenly
+    by job; `home`: zone of this Trefoil."""
+    hours: dict[tuple[str, float, float, str], list[Portion]] = {}
     for one in plan.portions:
-        hours.setdefault((one.job_id, one.starts_at_s, one.ends_at_s), []).append(one)
+        hours.setdefault((one.job_id, one.starts_at_s, one.ends_at_s, one.zone), []).append(one)
     by_job: dict[str, list[PlannedHour]] = {}
-    for (job, starts_s, ends_s), parts in sorted(hours.items()):
+    for (job, starts_s, ends_s, zone), parts in sorted(hours.items()):
         items, grams = sum(one.items for one in parts), sum(one.grams for one in parts)
-        by_job.setdefault(job, []).append(PlannedHour(starts_s, ends_s, items, grams, carbon.get(starts_s, 0.0)))
+        p50, peer = carbon.get((zone, starts_s), 0.0), "" if zone == home else zone
+        by_job.setdefault(job, []).append(PlannedHour(starts_s, ends_s, items, grams, p50, peer))
     return PlannedJobs(
         revision,
         plan.made_at_s,

@@ -33,7 +33,8 @@ class Scopes(Protocol):
     """Scopes: what a caller may do, by its metadata."""
 
     def scope(self, metadata: Any) -> str:
-        """Scope of a caller: "control", "read", "open" (no token demanded), "denied" (known, may nothing), ""."""
+        """Scope of a caller: "control", "read", "open" (no token demanded), "denied" (known, may nothing), "", or the
+        path that all methods begin with which it may call, as "/trefoil.dispatcher.v1.Jobs/"."""
         ...
 
 
@@ -148,3 +149,13 @@ class StreamToken(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
 
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await continuation(_with_token(client_call_details, self._token), request)
+
+
+class UploadToken(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
+    """Interceptor that adds the token to calls with a stream of requests."""
+
+    def __init__(self, token: SecretStr) -> None:
+        self._token = token
+
+    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(_with_token(client_call_details, self._token), request_iterator)

@@ -122,7 +122,7 @@ class JobsEngine:
             )
             for run in self._open
         )  # fmt: skip
-        plan, flexible, wrong = plan_hours(view, [OpenJobs(FOLDER, 1, told)], 0.0, Revision(), self._plan_by)
+        plan, flexible, wrong, _ = plan_hours(view, [OpenJobs(FOLDER, 1, told)], 0.0, Revision(), self._plan_by)
         assert not wrong, wrong
         fresh = {one.job_id.removeprefix(f"{FOLDER}/"): one for one in plan.jobs}
         self._hours = fresh if begun or self.rule == "planned" else {**fresh, **self._hours}

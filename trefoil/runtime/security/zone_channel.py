@@ -1,0 +1,42 @@
+"""Channel to a service of another zone."""
+
+from typing import Final
+
+import grpc
+
+from trefoil.runtime import rpc
+from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.security.other_zones import OtherZone
+from trefoil.runtime.security.tls import Loaded, Tls
+
+CLOSE_S: Final = 5.0
+
+
+class ZoneChannel:
+    """Channel to a peer's service, made again by renewed certificates."""
+
+    def __init__(self, peer: OtherZone, own: ServiceSettings) -> None:
+        """Raises SettingError: certificates that cannot be used, or a token that would leave in clear text."""
+        self.zone, self._address, self._insecure = peer.zone, peer.address, own.insecure
+        self._token = peer.token
+        pair = (own.tls_certificate, own.tls_key) if peer.tls_key is None else (peer.tls_certificate, peer.tls_key)
+        ca = peer.tls_ca or own.tls_ca
+        self._tls = None if ca is None else Tls(*pair, ca, serves=False)
+        rpc.split_address(peer.address)
+        rpc.check_clear_text(peer.address, self._token, self._tls, insecure=own.insecure)
+        self._made: tuple[grpc.aio.Channel, Loaded | None] | None = None
+
+    async def get(self) -> grpc.aio.Channel:
+        """Channel of now."""
+        loaded = None if self._tls is None else self._tls.now
+        if self._made is None or self._made[1] is not loaded:
+            await self.close()
+            made = rpc.channel(self._address, tls=self._tls, token=self._token, insecure=self._insecure)
+            self._made = made, loaded
+        return self._made[0]
+
+    async def close(self) -> None:
+        """Close it; calls under way may end."""
+        made, self._made = self._made, None
+        if made is not None:
+            await made[0].close(CLOSE_S)
