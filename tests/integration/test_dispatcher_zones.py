@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
+from typer.testing import CliRunner
 
 from dispatcher.jobs import zones
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
@@ -22,6 +23,8 @@ from tests.support.fake_triton import FakeTriton
 from tests.support.job_serving import Jobs, digit, item, jobs_of, messages
 from tests.support.link import Link
 from tests.unit.dispatcher.worlds import key, node, route
+from trefoil.api.jobs import Jobs as JobsClient
+from trefoil.cli.main import app
 from trefoil.core.common import Basis, Revision
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.errors import InvalidInput
@@ -172,6 +175,13 @@ async def test_items_go_where_the_plan_says_and_come_back_with_that_zones_receip
     await two.plan("a", far_items=0, left=600 - told.answered)
     await two.home.jobs.ended("a")
     assert (await check_results(two, "a", 600))["FAR"] == 500
+    client = JobsClient.connect(two.home.jobs.address)
+    shown = await asyncio.to_thread(
+        CliRunner().invoke, app, ["jobs", "show", "a", "--dispatcher", two.home.jobs.address]
+    )
+    assert f"zone FAR: 500 answered ({share.joules:.4g} J, {share.grams:.3g} g), 0 there now" in shown.stdout
+    (last,) = await asyncio.to_thread(lambda: list(client.results("a", first=599)))
+    assert (last.zone, last.moved_j > 0, last.answer.joules) == ("FAR", True, pytest.approx(2.0))
 
 
 async def test_a_cut_link_in_the_middle_loses_nothing_and_repeats_nothing(two, monkeypatch):
