@@ -117,7 +117,7 @@ class World:
         assert sorted(self.here) == [item for item in range(ITEMS) if self.states.of(item) == HERE]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1000)), max_size=60))
 def test_each_item_has_one_result_whatever_dies(steps):
     world = World()
