@@ -136,7 +136,14 @@ async def world_with(carbon: float, per_s: float = 30.0) -> World:
     world.peers = FakeZones(world.clock, {"DE": slots})
     lease = world.planning._leadership.lease
     world.planning = JobsPlanning(
-        world.state, Leader(world.state, lease), world.view, world.inputs, world.metrics, world.clock, world.peers
+        world.state,
+        Leader(world.state, lease),
+        world.view,
+        world.inputs,
+        world.keys,
+        world.metrics,
+        world.clock,
+        world.peers,
     )
     return world
 
