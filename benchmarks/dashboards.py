@@ -54,6 +54,7 @@ NOT_HERE: Final = {
     "TrefoilGpuError": "none of its devices reports an error",
     "TrefoilBudgetSpent": "it has no budget",
     "TrefoilWatchdog": "it always fires",
+    "TrefoilRolloutHalted": "its rollouts are done, and the alert leaves those out",
     **dict.fromkeys(
         (
             "TrefoilTokensLate",
