@@ -264,36 +264,40 @@ def _asked(request: Any) -> dict[str, Any]:
     return found if MESSAGES in found else {**found, PROMPT_KEY: _value(request, PROMPT) or ""}
 
 
+def _input(request: Any, name: str) -> tuple[Any, bytes | None]:
+    """Tensor of an input, and its raw contents where it has any; None, None where it is not given."""
+    for at, tensor in enumerate(request.inputs):
+        if tensor.name == name:
+            return tensor, request.raw_input_contents[at] if at < len(request.raw_input_contents) else None
+    return None, None
+
+
 def _value(request: Any, name: str) -> Any:
     """The only element of an input, a text or a flag; None where it is not given."""
-    for at, tensor in enumerate(request.inputs):
-        if tensor.name != name:
-            continue
-        raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else None
-        if tensor.datatype == "BOOL":
-            return bool(raw[0]) if raw else any(tensor.contents.bool_contents)
-        data = raw[4:] if raw is not None else next(iter(tensor.contents.bytes_contents), b"")
-        return data.decode("utf-8", "replace")
-    return None
+    tensor, raw = _input(request, name)
+    if tensor is None:
+        return None
+    if tensor.datatype == "BOOL":
+        return bool(raw[0]) if raw else any(tensor.contents.bool_contents)
+    data = raw[4:] if raw is not None else next(iter(tensor.contents.bytes_contents), b"")
+    return data.decode("utf-8", "replace")
 
 
 def _texts(request: Any, name: str) -> list[str]:
-    """Elements of an input of texts."""
-    for at, tensor in enumerate(request.inputs):
-        if tensor.name == name:
-            raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else b""
-            data = deserialize_bytes_tensor(raw) if raw else tensor.contents.bytes_contents
-            return [each.decode("utf-8", "replace") for each in data]
-    return []
+    """Elements of an input of texts; empty: it is not given."""
+    tensor, raw = _input(request, name)
+    if tensor is None:
+        return []
+    data = deserialize_bytes_tensor(raw) if raw else tensor.contents.bytes_contents
+    return [each.decode("utf-8", "replace") for each in data]
 
 
 def _numbers(request: Any, name: str) -> list[int]:
     """Elements of an INT32 input; empty: it is not given."""
-    for at, tensor in enumerate(request.inputs):
-        if tensor.name == name:
-            raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else b""
-            return np.frombuffer(raw, "<i4").tolist() if raw else list(tensor.contents.int_contents)
-    return []
+    tensor, raw = _input(request, name)
+    if tensor is None:
+        return []
+    return np.frombuffer(raw, "<i4").tolist() if raw else list(tensor.contents.int_contents)
 
 
 def _ends_s(timeout_s: float | None) -> float | None:
