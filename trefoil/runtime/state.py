@@ -185,8 +185,8 @@ class State:
         return self._clock.monotonic_s() < self._held_until_s.get((lease.name, lease.epoch), float("-inf"))
 
     async def holder(self, role: str) -> Lease | None:
-        """Holder of a role now, as Redis knows."""
-        return await self.get(self.keys.lease(role), Lease)
+        """Holder of a role now, as Redis knows; what stands for longer than any lease is none."""
+        return await self.get(self.keys.lease(role), Lease, fenced.LEASE_MAX_S)
 
     async def epoch_of(self, role: str) -> int:
         """Highest epoch that a role was taken under, as Redis knows now; 0: it knows none."""
@@ -381,9 +381,9 @@ class State:
 
     # Reads: what cannot be read is as if it were not there
 
-    async def get(self, key: str, cls: type[T]) -> T | None:
-        """Get the value of a key; None when there is none, or none that can be read."""
-        return self._decoded(key, cls, (await self._values([key]))[key])
+    async def get(self, key: str, cls: type[T], ttl_s: float | None = None) -> T | None:
+        """Get the value of a key; None when there is none, or none that can be read. `ttl_s`: as in `scan`."""
+        return self._decoded(key, cls, (await self._values([key], ttl_s=ttl_s))[key])
 
     async def names(self, prefix: str) -> list[str]:
         """List all keys that begin so, sorted."""
@@ -399,13 +399,7 @@ class State:
         for known in (self.unreadable, self._read):
             for gone in [key for key in known.keys() - set(keys) if key.startswith(prefix)]:
                 del known[gone]
-        values = await self._values(keys)
-        if ttl_s is not None:
-            left = await self._send(lambda pipeline: [pipeline.pttl(key) for key in keys])
-            for key, left_ms in zip(keys, left, strict=True):
-                if left_ms == NEVER_ENDS or left_ms > fenced.milliseconds(ttl_s):
-                    values[key] = ValueError(f"it stands for more than the {ttl_s:g} s that it is written for")
-        decoded = {key: self._decoded(key, cls, data) for key, data in values.items()}
+        decoded = {key: self._decoded(key, cls, data) for key, data in (await self._values(keys, ttl_s=ttl_s)).items()}
         return {key: value for key, value in decoded.items() if value is not None}
 
     async def stream(self, key: str, cls: type[T], after_id: str = "0", count: int = 1000) -> list[tuple[str, T]]:
@@ -452,17 +446,24 @@ class State:
             self._note(state_errors.unreadable(key, f"{wrong[0]} = {fields[wrong[0]]:.40} is no sum"))
         return found
 
-    async def _values(self, keys: Sequence[str], size_max: int = state_errors.VALUE_MAX_BYTES) -> dict[str, Any]:
-        """Bytes of each key, at most one more than `size_max`; b"" of none; an exception where it holds no text."""
-        found: dict[str, Any] = {}
-        if keys:
-            async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    pipeline.getrange(key, 0, size_max)
-                found = dict(zip(keys, await pipeline.execute(raise_on_error=False), strict=True))
-                for data in found.values():
-                    if isinstance(data, Exception) and state_errors.code_of(data) != state_errors.WRONGTYPE:
-                        raise data
+    async def _values(
+        self, keys: Sequence[str], size_max: int = state_errors.VALUE_MAX_BYTES, ttl_s: float | None = None
+    ) -> dict[str, Any]:
+        """Bytes of each key, at most `size_max + 1`; b"" of none; an exception where no text, or beyond `ttl_s`."""
+        if not keys:
+            return {}
+        async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.getrange(key, 0, size_max)
+            found: dict[str, Any] = dict(zip(keys, await pipeline.execute(raise_on_error=False), strict=True))
+            for data in found.values():
+                if isinstance(data, Exception) and state_errors.code_of(data) != state_errors.WRONGTYPE:
+                    raise data
+        if ttl_s is not None:
+            left = await self._send(lambda pipeline: [pipeline.pttl(key) for key in keys])
+            for key, left_ms in zip(keys, left, strict=True):
+                if left_ms == NEVER_ENDS or left_ms > fenced.milliseconds(ttl_s):
+                    found[key] = ValueError(f"it stands for more than the {ttl_s:g} s that it is written for")
         return found
 
     def _decoded(self, key: str, cls: type[T], data: Any) -> T | None:

@@ -9,9 +9,10 @@ from controller.role.disk_store import DiskStore
 from controller.role.leadership import NO_KEYS, Leadership
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
-from trefoil.core.common import Revision
+from trefoil.core.common import Lease, Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import RoleFree
+from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock, WallClock
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import LEASE_TTL_S
@@ -161,6 +162,22 @@ async def test_no_acknowledgement_takes_the_role_from_who_leads(host):
     await alone._state.put_unfenced(alone._state.keys.ack("d", 0), TableAck("d", 0, Revision(7, 1)))
     await host.passes(4.0, alone)
     assert alone.epoch == 1
+
+
+@pytest.mark.parametrize("ttl_ms", [0, 61_000])
+async def test_a_lease_that_stands_longer_than_any_holds_up_nobody_who_has_led(host, ttl_ms):
+    key = host.controller("any")._state.keys.lease("controller")
+    leader = host.controller("a")
+    await leader._step()
+    host.server.set(key, codec.encode(Lease("controller", "nobody:1", 1, host.clock.now_s() + 4.0)), 4000)
+    await leader._step()
+    assert not leader.epoch
+    host.server.set(key, codec.encode(Lease("controller", "nobody:1", 2, host.clock.now_s() + 4.0)), ttl_ms)
+    with pytest.raises(RoleFree):
+        await leader._step()
+    again = host.controller("a")
+    await again._step()
+    assert again.epoch == 2
 
 
 class Parts:
