@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from controller.role.disk_store import DiskStore
 from controller.role.leadership import Leadership
+from tests.support.certificates import Authority
 from tests.support.dispatching import dispatching, image, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.ports import free_ports
@@ -37,11 +38,18 @@ PASSWORD, OF_SENTINELS = "of-redis", "of-sentinels"
 
 
 class Servers:
-    """A primary, its replica and three Sentinels, with passwords."""
+    """A primary, its replica and three Sentinels, with passwords. `tls`: they talk nothing else, and ask for
+    certificates."""
 
-    def __init__(self, down_ms: int = 500) -> None:
+    def __init__(self, down_ms: int = 500, *, tls: bool = False) -> None:
         self.folder, self.down_ms = Path(tempfile.mkdtemp(prefix="trefoil-sentinel-")), down_ms
         self.ports = free_ports(5)
+        self.files = dict[str, str]()
+        if tls:
+            authority = Authority(self.folder)
+            pair = authority.service("redis")
+            files = {"ca_certs": authority.certificate, "certfile": pair.certificate, "keyfile": pair.key}
+            self.files = {f"ssl_{name}": str(path) for name, path in files.items()}
         self.processes = dict[int, subprocess.Popen[bytes]]()
         for port in self.ports[:2]:
             self.start(port)
@@ -49,18 +57,27 @@ class Servers:
     @property
     def url(self) -> str:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports[2:])
-        return f"redis+sentinel://:{PASSWORD}@{hosts}/main?sentinel_password={OF_SENTINELS}"
+        url = f"redis{'s' if self.files else ''}+sentinel://:{PASSWORD}@{hosts}/main?sentinel_password={OF_SENTINELS}"
+        return "&".join((url, *(f"{name}={path}" for name, path in self.files.items())))
+
+    def _listens(self, port: int) -> dict[str, object]:
+        if not self.files:
+            return {"port": port}
+        named = zip(("ca-cert", "cert", "key"), self.files.values(), strict=True)
+        return {"port": 0, "tls-port": port, "tls-replication": "yes", **{f"tls-{n}-file": path for n, path in named}}
 
     def start(self, port: int) -> None:
-        words = ["--port", str(port), "--save", "", "--requirepass", PASSWORD, "--masterauth", PASSWORD]
+        words = ["--save", "", "--requirepass", PASSWORD, "--masterauth", PASSWORD]
+        words += [word for name, value in self._listens(port).items() for word in (f"--{name}", str(value))]
         words += ["--repl-diskless-sync-delay", "0", "--dir", str(self.folder), "--bind", "127.0.0.1"]
         self._run(port, *words)
 
     def start_sentinels(self) -> None:
         for port in self.ports[2:]:
             config = self.folder / f"{port}.conf"
+            lines = [f"{name} {value}\n" for name, value in self._listens(port).items()]
             config.write_text(
-                f"port {port}\nbind 127.0.0.1\ndir {self.folder}\nrequirepass {OF_SENTINELS}\n"
+                f"{''.join(lines)}bind 127.0.0.1\ndir {self.folder}\nrequirepass {OF_SENTINELS}\n"
                 f"sentinel sentinel-pass {OF_SENTINELS}\n"
                 f"sentinel monitor main 127.0.0.1 {self.ports[0]} 2\nsentinel auth-pass main {PASSWORD}\n"
                 f"sentinel down-after-milliseconds main {self.down_ms}\nsentinel failover-timeout main 3000\n"
@@ -73,7 +90,8 @@ class Servers:
 
     def client(self, port: int) -> "redis.Redis":
         password = OF_SENTINELS if port in self.ports[2:] else PASSWORD
-        return redis.Redis(port=port, password=password, decode_responses=True)
+        where = {"host": "127.0.0.1", "port": port, "ssl": bool(self.files), **self.files}
+        return redis.Redis(password=password, decode_responses=True, **where)
 
     async def ask(self, port: int, *words: str) -> object:
         async with self.client(port) as client:
@@ -128,9 +146,9 @@ class Servers:
         shutil.rmtree(self.folder)
 
 
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    made = Servers()
+@pytest.fixture(params=[False], ids=["plain"])
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    made = Servers(tls=request.param)
     yield made
     made.close()
 
@@ -196,7 +214,9 @@ async def connected(url: str, count: int) -> AsyncIterator[list[State]]:
             await state.close()
 
 
-@pytest.mark.gate
+@pytest.mark.parametrize(
+    "servers", [pytest.param(False, id="plain", marks=pytest.mark.gate), pytest.param(True, id="tls")], indirect=True
+)
 async def test_a_failover_fails_no_request_and_one_controller_leads_on(servers, tmp_path, monkeypatch):
     await servers.ready()
     failed, answered, stop = [], 0, asyncio.Event()
@@ -300,7 +320,22 @@ def test_a_wrong_address_of_sentinels_is_refused(url, why):
 
 
 async def test_without_a_sentinel_that_knows_the_primary_the_error_names_both(servers):
-    state = State.connect("redis+sentinel://127.0.0.1:1/main", "c")
-    with pytest.raises(StateUnavailable, match="No master found for 'main'"):
+    await servers.ready()
+    for url, why in (
+        ("redis+sentinel://127.0.0.1:1/main", r"no primary 'main': 127\.0\.0\.1:1: .*[Cc]onnect"),
+        (servers.url.replace("/main?", "/other?"), rf"no primary 'other': .*:{servers.ports[2]}: does not have that"),
+        (servers.url.replace(f"={OF_SENTINELS}", "=wrong"), f"no primary 'main': .*:{servers.ports[2]}: invalid user"),
+    ):
+        async with connected(url, 1) as [state]:
+            with pytest.raises(StateUnavailable, match=why):
+                await state.ping()
+
+
+@pytest.mark.parametrize("servers", [True], indirect=True, ids=["tls"])
+async def test_servers_whose_certificates_have_another_name_are_none(servers):
+    await servers.ready()
+    async with connected(f"{servers.url}&tls_name=redis", 1) as [state]:
         await state.ping()
-    await state.close()
+    async with connected(f"{servers.url}&tls_name=other.example", 1) as [state]:
+        with pytest.raises(StateUnavailable, match=r"'main': .*certificate is not valid for 'other\.example'"):
+            await state.ping()

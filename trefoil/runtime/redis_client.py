@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from redis import exceptions
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
@@ -53,13 +53,30 @@ class _Sentinel(Sentinel):
     """Sentinels of one primary. One that did not answer while a call lasted is asked last by the next."""
 
     async def discover_master(self, service_name: str) -> Any:
-        first = self.sentinels[0]
+        """Address and port of the primary.
+
+        Raises:
+            exceptions.ConnectionError: no Sentinel names one. It has each one's reason, which redis-py leaves out.
+        """
+        first, reasons = self.sentinels[0], list[str]()
         try:
-            return await super().discover_master(service_name)
+            for sentinel in tuple(self.sentinels):
+                options = sentinel.connection_pool.connection_kwargs
+                why = "does not have that primary, or has it as down"
+                try:
+                    masters: Any = await sentinel.sentinel_masters()
+                    found = masters.get(service_name)
+                except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+                    found, why = None, str(error)
+                if found and self.check_master_state(found, service_name):
+                    self.sentinels.insert(0, self.sentinels.pop(self.sentinels.index(sentinel)))
+                    return found["ip"], found["port"]
+                reasons.append(f"{options['host']}:{options['port']}: {why}")
         except asyncio.CancelledError:
             if self.sentinels[0] is first:
                 self.sentinels.append(self.sentinels.pop(0))
             raise
+        raise MasterNotFoundError(f"Sentinels name no primary {service_name!r}: {'; '.join(reasons)}")
 
 
 class _SentinelPool(SentinelConnectionPool):
