@@ -10,7 +10,9 @@ Warm-up and work on slices that do not serve yet weigh in as unallocated; so doe
 Deviation: none.
 
 The counter: NVML's starts anew when the driver or the GPU is reset, and on some machines wobbles by a fraction of a
-joule. What cannot be is never booked: no negative step, and no step that the device cannot have drawn.
+joule. What cannot be is never booked: no negative step, and no step that the device cannot have drawn. A reset counter
+says nothing of the time before the reset: its sample begins when a device of the baseline power began to draw what it
+shows, and the time before that is a gap.
 
 The baseline (CONTRACTS: the measured minimum at that clock) is learned from quiet intervals, in which every slice
 served, no counter and no sensor showed any work, and the clock stood still. Their mean power over at least QUIET_S is
@@ -93,6 +95,13 @@ def counter_step(before_j: float | None, now_j: float, same_origin: bool, most_j
     if 0 <= grown_j <= most_j:
         return CounterStep(grown_j, now_j, False)
     return CounterStep(None, now_j, True)
+
+
+def counted_s(step: CounterStep, length_s: float, baseline_w: float) -> float:
+    """How much of an interval a counter's step covers [s]: all of it, unless the counter was reset meanwhile."""
+    if not step.reset or step.joules is None or baseline_w <= 0:
+        return length_s
+    return min(length_s, max(STEP_SLACK_S, step.joules / baseline_w))
 
 
 class PowerIntegral:
@@ -268,6 +277,7 @@ def advance(
         moved = counter_step(state.counter_j, reading.counter_j, continues, most_j)
         resets = state.counter_resets + moved.reset
         after = replace(after, counter_j=moved.mark_j, counter_resets=resets)
+        length_s = counted_s(moved, length_s, reading.baseline_w)
     after = replace(after, seq=state.seq + 1)
     sample, parts = _sample(state, reading, done, moved, length_s)
     if _is_quiet(state, reading, moved, parts, length_s):

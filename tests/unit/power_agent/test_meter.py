@@ -216,6 +216,27 @@ def test_a_reload_that_was_watched_counts_what_the_new_counter_shows():
     assert (sample.counter_j, sample.counter_resets) == (30, 1)
 
 
+@pytest.mark.parametrize(
+    ("shown_j", "covered_s", "driver"),
+    [(55 * 20, 20, "1"), (55 * 20, 20, "2"), (0.0, 1, "2"), (300 * 600, 600, "1"), (1e6 + 55 * 600, 600, "1")],
+    ids=[
+        "a reset",
+        "a new driver load",
+        "an integral that has just begun",
+        "busy since the reset",
+        "the counter went on",
+    ],
+)
+def test_time_before_a_reset_is_a_gap_and_no_sample_covers_it(shown_j, covered_s, driver):
+    """A GPU is lost for ten minutes in which it serves nothing."""
+    state, _ = meter(reading(0, 1e6 - 50), reading(1, 1e6))
+    back = reading(601, shown_j, driver=f"boot/{driver}", serving_s=0.0)
+    _, (sample, after) = meter(back, reading(602, shown_j + 55, driver=f"boot/{driver}"), state=state)
+    assert sample.counter_j == sample.unallocated_j == pytest.approx(shown_j - (1e6 if shown_j > 1e6 else 0))
+    assert sample.ends_at_s - sample.starts_at_s == covered_s
+    assert sample.ends_at_s == after.starts_at_s == 1e9 + 601
+
+
 def test_a_triton_that_did_not_answer_is_caught_up_with():
     silent = dataclasses.replace(part(0, 0), work=())
     _, samples = meter(
