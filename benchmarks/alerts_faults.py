@@ -3,6 +3,7 @@ and on one that streams tokens. A fault begins where its context is entered and 
 """
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -411,6 +412,12 @@ async def renewed(world: World) -> None:
     world.renew()
 
 
+async def certificate_cut(world: World) -> None:
+    """Cut the second feed's certificate short."""
+    assert world.feed is not None
+    os.truncate(str(world.feed.settings["tls_certificate"]), 100)
+
+
 SYSTEM: Final = (
     Fault("none", between(nothing, nothing), "Watchdog"),
     Fault("Redis killed, and refuses to start", refusing("redis"),
@@ -458,6 +465,7 @@ SYSTEM: Final = (
 )  # fmt: skip
 FEED: Final = (
     Fault("certificate of 100 hours", between(nothing, renewed), "CertificateEnds job=carbon_feed"),
+    Fault("certificate that is cut short", between(certificate_cut, renewed), "FileRefused job=carbon_feed"),
     Fault("provider that does not answer, static_g_per_kwh", feed(**UNREACHABLE, static_g_per_kwh=210),
           "CarbonStandIn zone=GB rung=static, CarbonUnknown zone=GB rung=static"),
     Fault("provider that has never answered", feed(**UNREACHABLE, cluster="fresh", state_dir="fresh"),

@@ -36,6 +36,11 @@ class Controller(controller_pb2_grpc.ControllerServicer):
 
     def __init__(self) -> None:
         self.frozen = False
+        self.applied: list[pb.ApplyRequest] = []
+
+    async def Apply(self, request, context):
+        self.applied.append(request)
+        return pb.ApplyResponse(changes=[pb.FieldChange(field="max_watts", now="0", wanted="100")])
 
     async def GetPlan(self, request, context):
         return pb.GetPlanResponse(plan=codec.to_proto(Plan()), mode=int(ActMode.ACT), frozen=self.frozen)
@@ -88,7 +93,8 @@ class Server:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         settings = ControllerSettings(state_dir=folder, admin_address="127.0.0.1:0", token_file=token)
-        servicer = LeaderAnswers(Controller(), lambda: leader)
+        self.controller = Controller()
+        servicer = LeaderAnswers(self.controller, lambda: leader)
 
         async def start() -> rpc.RpcServer:
             add = controller_pb2_grpc.add_ControllerServicer_to_server if knows is None else partial(add_some, knows)
@@ -186,6 +192,24 @@ def test_a_controller_that_is_older_is_shown_without_what_it_does_not_know(serve
     assert json.loads(run("status", *both, "--json").stdout)["budgets"] is None, "the newer one stands by"
     old_standby = ("--controller", f"{older.address},{serve().address}", "--token-file", token)
     assert json.loads(run("budget", "list", *old_standby, "--json").stdout) == {"budgets": []}
+
+
+@pytest.mark.parametrize("command", ["apply", "diff"])
+def test_budgets_that_an_older_controller_does_not_know_are_refused_and_nothing_is_applied(
+    serve, token, tmp_path, command
+):
+    older, newer, file = serve(knows=(*OLDER, "Apply")), serve(), tmp_path / "file.toml"
+    where = ("-f", str(file), "--token-file", token, "--controller")
+    file.write_text('max_watts = 100.0\n[[budgets]]\ntenant = "acme"\njoules_per_day = 1.0\n')
+    said = refusal(command, *where, older.address)
+    assert (
+        f"{file}: budgets: unknown to this controller, which is older: nothing is changed. Remedy: upgrade it" in said
+    )
+    assert older.controller.applied == []
+    assert "max_watts: 0 -> 100" in run(command, *where, newer.address).stdout
+    file.write_text("max_watts = 100.0\n")
+    assert "max_watts: 0 -> 100" in run(command, *where, older.address).stdout
+    assert [len(one.controller.applied) for one in (older, newer)] == [1, 1]
 
 
 READS = ("status", "plan --family digits", "plan --since 1h", "report", "rollout", "export", "budget list",

@@ -113,8 +113,17 @@ def _apply(file: Path, prune: bool, where: SystemAddress, *, dry_run: bool) -> A
         prune=prune,
         dry_run=dry_run,
     )
+
+    async def ask(system: ControllerClient) -> Any:
+        # A controller without budgets skips that field in silence.
+        asked = controller_pb2.GetBudgetsRequest()
+        if declared.budgets and await system.call_if_known("GetBudgets", asked) is None:
+            why = "unknown to this controller, which is older: nothing is changed"
+            raise InvalidInput(why, field="budgets", remedy="upgrade it, or leave [[budgets]] out")
+        return await system.call("Apply", request)
+
     try:
-        return call_system(where, lambda system: system.call("Apply", request))
+        return call_system(where, ask)
     except InvalidInput as error:
         raise SettingError(f"{file}: {error}") from error
 
