@@ -24,6 +24,8 @@ build() {  # TAG WHAT OPTIONS...
 }
 
 base() {
+    case $BASE in debian:bookworm | debian:bookworm-slim) ;;
+    *) echo "error: BASE = $BASE: cannot be pulled, and only debian:bookworm-slim is made here. Remedy: load it into this engine" >&2; exit 1 ;; esac
     command -v debootstrap >/dev/null || { echo "error: BASE = $BASE: cannot be pulled, and there is no debootstrap. Remedy: install debootstrap, or name a base that this engine has" >&2; exit 1; }
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
