@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,10 @@ import yaml
 
 from benchmarks.compose_engine import dropped_forwarding
 from tests.support.ports import free_ports
+from trefoil.core.common import Revision
+from trefoil.core.errors import PlanError
+from trefoil.core.plan import NodePlan, Plan
+from trefoil.runtime.security.plan_keys import PlanKeys
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy/compose"
@@ -46,16 +51,22 @@ class Secrets:
         self.folder, self.script = folder, folder / "secrets.sh"
         self.environment = os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "TREFOIL_NODE": "node0"}
         (folder / "bin").mkdir(parents=True)
-        (folder / "bin/python").write_text("#!/bin/sh\necho routes\n")  # which derives the key of routes
-        (folder / "bin/python").chmod(0o755)
+        self.program("python", "echo routes")  # which derives the key of routes
         for name in FOLDERS:
             (folder / name).mkdir(parents=True)
         self.write(365)
+
+    def program(self, name: str, text: str) -> None:
+        """Put a script of this name before all others on PATH."""
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
 
     def write(self, days: int) -> None:
         text = (COMPOSE / "secrets.sh").read_text().replace("DAYS=365", f"DAYS={days}")
         text = text.replace("=/run/trefoil", f"={self.folder}/run/trefoil").replace("tar -C /", f"tar -C {self.folder}")
         text = text.replace("unpack / &&", f"unpack {self.folder} &&").replace("check / ;;", f"check {self.folder} ;;")
+        text = text.replace("/tmp/export", f"{self.folder}/export")
         self.script.write_text(text.replace("/tmp/backup", f"{self.folder}/unpacked"))
 
     def __call__(self, *words: str, given: bytes = b"", code: int = 0) -> bytes:
@@ -253,6 +264,36 @@ def test_a_token_is_replaced_in_three_steps_each_of_which_all_readers_have(tmp_p
     ):  # fmt: skip
         assert why in secrets("rotate", *words, code=2).decode()
     assert secrets.read("run/trefoil/token").split() == end
+
+
+def test_running_services_follow_the_plan_key_through_its_three_steps(tmp_path):
+    """Each reads its own mounted file; what the controller signs, agent and dispatcher accept after each step."""
+    secrets = Secrets(tmp_path)
+    secrets.program("python", f'exec {sys.executable} "$@"')
+    secrets("make")
+    run, plan, signed_by = tmp_path / "run", Plan(revision=Revision(1, 2, 3)), []
+    controller, agent = (PlanKeys.read("c", run / f"trefoil-{name}/plan.key") for name in ("controller", "agent"))
+    dispatcher = PlanKeys.read("c", run / "trefoil-dispatcher/routes.key", routes=True)
+    for step in ("", "begin", "switch", "end"):
+        if step:
+            secrets("rotate", "plan.key", step)
+        assert agent.verify(controller.sign(NodePlan("node0"))) == NodePlan("node0")
+        assert dispatcher.verify_routes(controller.sign_routes(plan)) == plan
+        signed_by.append(controller.signing)
+    old, new = dict.fromkeys(signed_by)
+    assert signed_by == [old, old, new, new]
+    with pytest.raises(PlanError, match="signed with a key that is not"):
+        agent.verify(PlanKeys("c", ["ab" * 32]).sign(NodePlan("node0")))
+
+
+def test_no_other_base_than_debians_is_made_under_a_name_that_cannot_be_pulled(tmp_path):
+    (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")  # which has no image, and pulls none
+    (tmp_path / "docker").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BASE": "ubuntu:24.04"}
+    argv = [ROOT / "deploy/images/build.sh"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    why = "error: BASE = ubuntu:24.04: cannot be pulled, and only debian:bookworm-slim is made here. Remedy: load it"
+    assert (done.returncode, done.stderr.startswith(why)) == (1, True), done.stderr
 
 
 @pytest.mark.parametrize("spoil", ["cut", "key", "empty"])

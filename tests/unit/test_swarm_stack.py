@@ -1,12 +1,21 @@
 """deploy/swarm/trefoil.yml: what its header and docs/howto/swarm.md promise of every service."""
 
 import re
+import shutil
 import subprocess
+import sys
+import tarfile
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.unit.test_compose_scripts import Secrets
+from trefoil.core.common import Revision
+from trefoil.core.plan import NodePlan, Plan
+from trefoil.runtime.security.plan_keys import PlanKeys
 
 ROOT = Path(__file__).resolve().parents[2]
 SWARM = ROOT / "deploy" / "swarm"
@@ -82,3 +91,66 @@ def test_secrets_refuse_what_cannot_be_by_field_value_and_remedy(arguments, said
     assert said in done.stderr
     assert "Remedy: " in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+DOCKER = """
+case "$1 $2" in
+"info --format") echo true ;;
+"secret ls") [ ! -e "sets/${5#name=}" ] || echo there ;;
+"secret create") cp "$4" "sets/$3" && chmod 0600 "sets/$3" ;;
+run*) while [ "$1" != sh ]; do [ "$1" != -e ] || export "$2"; shift; done; rm -rf nodes; exec "$@" ;;
+esac
+"""
+"""Engine that keeps secrets in a folder, and runs here what it is to run in a container."""
+
+
+class SwarmSecrets:
+    """deploy/swarm/secrets.sh, with folders of its own in place of volumes and containers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._inner = folder, Secrets(folder)
+        self._inner.program("docker", DOCKER)
+        self._inner.program("python", f'exec {sys.executable} "$@"')
+        (folder / "sets").mkdir()
+        here = str(folder).lstrip("/")
+        text = (SWARM / "secrets.sh").read_text().replace("/etc/trefoil/secrets.sh", f"sh {self._inner.script}")
+        text = re.sub(r"\btmp/(nodes|export)", rf"{here}/\1", text.replace("run/trefoil", f"{here}/run/trefoil"))
+        (folder / "swarm.sh").write_text(text)
+
+    def __call__(self, number: int, rotate: str) -> str:
+        """What it says where it refuses; else a set of this number is there."""
+        given = {"TREFOIL_SECRETS": f"{number}", "TREFOIL_ROTATE": rotate}
+        argv = ["sh", str(self.folder / "swarm.sh"), "10.0.0.11", "node-b"]
+        environment = self._inner.environment | given
+        done = subprocess.run(argv, cwd=self.folder, env=environment, capture_output=True, text=True)
+        assert (f"set {number} of secrets" in done.stdout) == (done.returncode == 0), done.stderr
+        return done.stderr if done.returncode else ""
+
+    def keys(self, number: int) -> dict[str, PlanKeys]:
+        """Plan keys of a set, by who reads them."""
+        sets, node = self.folder / "sets", self.folder / f"node-{number}"
+        with tarfile.open(sets / f"trefoil_nodes_{number}") as nodes:
+            nodes.extractall(node, filter="data")
+        with tarfile.open(node / "node-b.tar") as files:
+            files.extractall(node, filter="data")
+        return {
+            "controller": PlanKeys.read("c", sets / f"trefoil_plan.key_{number}"),
+            "dispatcher": PlanKeys.read("c", sets / f"trefoil_routes.key_{number}", routes=True),
+            "agent": PlanKeys.read("c", node / "plan.key"),
+        }
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on PATH")
+def test_a_plan_key_is_replaced_in_three_sets_each_of_which_works_with_the_one_before(tmp_path):
+    """The Swarm replaces services one after the other: those of two sets talk to each other."""
+    swarm, plan, node = SwarmSecrets(tmp_path), Plan(revision=Revision(1, 2, 3)), NodePlan("node-b")
+    for number, step in enumerate(("", "plan.key begin", "plan.key switch", "plan.key end"), 1):
+        assert swarm(number, step) == ""
+    for pair in pairwise(swarm.keys(number) for number in (1, 2, 3, 4)):
+        for signing, verifying in (pair, pair[::-1]):
+            assert verifying["agent"].verify(signing["controller"].sign(node)) == node
+            assert verifying["dispatcher"].verify_routes(signing["controller"].sign_routes(plan)) == plan
+    assert swarm.keys(1)["controller"].signing != swarm.keys(4)["controller"].signing
+    assert "TREFOIL_SECRETS = '4': that set is there. Remedy: TREFOIL_SECRETS=5" in swarm(4, "plan.key begin")
+    assert "the file has 1 lines. Remedy: begin where it has one" in swarm(5, "plan.key switch")
+    assert not list(tmp_path.glob("sets/*_5"))
