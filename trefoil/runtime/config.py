@@ -109,7 +109,7 @@ class ServiceSettings(Settings):
     """Prefix of every Redis key; two clusters may share a Redis."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:8179/0")
     """May hold a password, therefore secret. Over TLS: rediss://...?ssl_ca_certs=PEM&ssl_certfile=PEM&ssl_keyfile=PEM;
-    by Sentinel: redis+sentinel://host:port,host2:port2/name-of-the-primary"""
+    by Sentinel: redis[s]+sentinel://host:port,host2:port2/name-of-the-primary"""
     redis_url_file: Path | None = None
     """Or the file that holds it."""
     state_dir: Path = Path(".trefoil/default")
