@@ -303,7 +303,8 @@ def _sample(
     idle_j = min(delta_j, baseline_w * serving_s)
     empty_j = min(delta_j - idle_j, baseline_w * (length_s - serving_s))
     parts = split_active(reading, done, length_s, delta_j - idle_j - empty_j)
-    unknown = state.recovered or any(part.work and not own for part, own in zip(reading.slices, done, strict=True))
+    reset = moved is not None and moved.reset  # work of before it is in the split, its joules are not
+    unseen = any(part.work and not own for part, own in zip(reading.slices, done, strict=True))
     sole = parts.method == AttributionMethod.SOLE
     uncertainty = (UNCERTAINTY_SOLE if sole else UNCERTAINTY_SHARED) + reading.counter_uncertainty
     sample = EnergySample(
@@ -318,7 +319,7 @@ def _sample(
         unallocated_j=empty_j + parts.unserved_j,
         state=reading.state,
         clock_mhz_mean=clock_mhz,
-        uncertainty_ratio=1.0 if unknown else min(1.0, uncertainty),
+        uncertainty_ratio=1.0 if state.recovered or reset or unseen else min(1.0, uncertainty),
     )
     return sample, parts
 

@@ -235,6 +235,8 @@ def test_time_before_a_reset_is_a_gap_and_no_sample_covers_it(shown_j, covered_s
     assert sample.counter_j == sample.unallocated_j == pytest.approx(shown_j - (1e6 if shown_j > 1e6 else 0))
     assert sample.ends_at_s - sample.starts_at_s == covered_s
     assert sample.ends_at_s == after.starts_at_s == 1e9 + 601
+    assert (sample.uncertainty_ratio == 1.0) == bool(sample.counter_resets)
+    assert after.uncertainty_ratio < 1.0
 
 
 def test_a_triton_that_did_not_answer_is_caught_up_with():
