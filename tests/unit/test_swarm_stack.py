@@ -56,6 +56,15 @@ def test_what_a_lost_node_has_not_acknowledged_is_given_up_by_every_server_line(
     assert all("tcp-ut" in words and any(word.startswith("ipv4@") for word in words) for words in servers)
 
 
+def test_of_connections_to_a_lost_node_the_busy_one_ends_last():
+    """A request on an idle one that is as dead fails after another tcp-ut: so did 58 of a cut's 118."""
+    text = (SWARM / "haproxy.cfg").read_text()
+    idle_s, interval_s = (int(each) for each in re.findall(r"srvtcpka-(?:idle|intvl) (\d+)s", text))
+    [given_up_ms] = {int(each) for each in re.findall(r"tcp-ut (\d+)ms", text)}
+    assert 0.2 + given_up_ms / 1000 >= idle_s + interval_s > given_up_ms / 1000
+    assert SERVICES["haproxy"]["sysctls"] == {"net.ipv4.tcp_early_retrans": "0"}
+
+
 def test_stopping_takes_less_than_the_swarm_waits():
     settings = tomllib.loads((ROOT / "deploy/compose/dispatcher.toml").read_text())
     drain_s = settings["drain_s"] + settings["stop_grace_s"]
