@@ -13,6 +13,7 @@ from dispatcher.request.token_times import stream_end
 from dispatcher.routing import request_parameters
 from dispatcher.service.accounting import CLASS_WINDOWS, OTHER, SECONDS_MAX, LoadCounters, StreamEnd
 from dispatcher.transport.core import kserve_wire
+from tests.support.wire_fields import repeated_messages
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.brains import Ticket
 from trefoil.core.common import Revision
@@ -47,8 +48,10 @@ def test_stream_messages_are_what_protobuf_would_write(data, id_, details):
     assert told.infer_response.parameters[kserve_wire.IS_FINAL].bool_param
     del told.infer_response.parameters[kserve_wire.IS_FINAL]
     assert told == pb.ModelStreamInferResponse(infer_response=answer)
-    error = pb.ModelStreamInferResponse.FromString(kserve_wire.stream_error(details, id_))
+    refused = kserve_wire.stream_error(details, id_)
+    error = pb.ModelStreamInferResponse.FromString(refused)
     assert error == pb.ModelStreamInferResponse(error_message=details, infer_response=pb.ModelInferResponse(id=id_))
+    assert not [*repeated_messages(wrapped, told.DESCRIPTOR), *repeated_messages(refused, told.DESCRIPTOR)]
 
 
 def test_the_empty_final_response_is_asked_for_whatever_the_client_said():
