@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,7 +9,6 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton_sync
 import tritonclient.grpc.aio as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -18,9 +16,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from dispatcher.fronts.admin import NAME, DispatcherAdmin
-from dispatcher.slice_health.core import ejection
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
-from tests.integration.test_dispatcher_reliability import Process
 from tests.support import fake_triton as fake
 from tests.support.dispatching import (
     DispatcherSystem,
@@ -29,7 +25,6 @@ from tests.support.dispatching import (
     dispatching,
     image,
     request,
-    stop_idle,
     until,
 )
 from tests.support.fake_triton import FakeTriton
@@ -88,22 +83,6 @@ async def test_an_unmodified_client_gets_right_values_the_variant_and_its_own_id
         seen[variant(result)] += 1
     assert seen == {"digits-xs": 5, "digits-l": 5}
     assert {request.model_version for request in requests_of(system)} == {""}
-
-
-async def test_the_sync_client_works_too(system):
-    await system.serve()
-
-    def ask():
-        with triton_sync.InferenceServerClient(system.address) as client:
-            assert client.is_server_live()
-            assert client.is_server_ready()
-            assert client.is_model_ready("digits")
-            assert not client.is_model_ready("digits", "2")
-            tensor = triton_sync.InferInput("IMAGE", [2, 8, 8], "UINT8")
-            tensor.set_data_from_numpy(np.full((2, 8, 8), 7, np.uint8))
-            return client.infer("digits", [tensor]).as_numpy("PROBABILITIES")
-
-    assert (await asyncio.to_thread(ask)).argmax(axis=1).tolist() == [7, 7]
 
 
 async def test_what_perf_analyzer_asks_at_its_start_and_around_every_window(system):
@@ -263,15 +242,6 @@ async def test_bytes_that_are_no_request_are_refused(system):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_our_knobs_never_reach_triton_and_others_do(system):
-    await system.serve()
-    asked = {"trefoil_class": "gold", "trefoil_min_accuracy": "0.9", "trefoil_slo_ms": 50, "temperature": 3}
-    await system.infer(parameters=asked, model_version="1")
-    (request,) = requests_of(system)
-    assert set(request.parameters) == {"temperature"}
-    assert request.model_version == ""
-
-
 # Errors, deadlines, cancellation
 
 
@@ -286,15 +256,6 @@ async def test_status_details_and_trailers_of_a_slice_arrive_unchanged(system):
     assert ("moon", "full") in [tuple(pair) for pair in caught.value.trailing_metadata()]
     assert len(system.slices[0].requests) + len(system.slices[1].requests) == 1, "not retried"
     assert len(system.live) == 2, "a model's own error says nothing of its slice"
-
-
-async def test_a_slices_full_queue_is_its_own_status_and_no_reason_to_eject(system):
-    await system.serve()
-    system.slices[0].error = system.slices[1].error = fake.QUEUE_FULL
-    with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
-        await system.infer()
-    assert code(caught.value) == "UNAVAILABLE"
-    assert len(system.live) == 2
 
 
 async def test_the_deadline_is_forwarded_and_reported(system):
@@ -359,18 +320,6 @@ async def test_a_queue_timeout_of_the_request_counts_here_too(system):
     await asyncio.gather(*first)
 
 
-async def test_a_full_queue_refuses_with_name_depth_and_limit(system):
-    await system.serve(credits=1, requests_max=3)
-    close_gates(system)
-    admitted = [asyncio.create_task(system.infer()) for _ in range(5)]
-    await until(lambda: system.queue.waiting == 3)
-    with pytest.raises(InferenceServerException, match="queue digits is full: it holds 3 requests, limit 3") as caught:
-        await system.infer()
-    assert code(caught.value) == "RESOURCE_EXHAUSTED"
-    open_gates(system)
-    assert len(await asyncio.gather(*admitted)) == 5
-
-
 async def test_a_message_of_ten_megabytes_passes_and_a_cap_is_kept(state, tmp_path):
     async with dispatcher_system(state, tmp_path, FakeTriton(), message_bytes_max=12 * 2**20) as system:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -381,177 +330,6 @@ async def test_a_message_of_ten_megabytes_passes_and_a_cap_is_kept(state, tmp_pa
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
             await stub.ModelInfer(request(items=13 * 2**20 // 64))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-# Slices that die
-
-
-async def test_a_killed_slice_fails_only_what_was_in_flight_and_comes_back(system):
-    stop = asyncio.Event()
-    codes: Counter = Counter()
-    variants: Counter = Counter()
-
-    async def load():
-        while not stop.is_set():
-            try:
-                variants[variant(await system.infer())] += 1
-                codes["OK"] += 1
-            except InferenceServerException as error:
-                codes[code(error)] += 1
-
-    system.slices[0].latency_s = 0.01
-    async with Process(version=4, latency_ms=10.0) as killed:
-        system.slices[1] = killed
-        await system.serve()
-        users = [asyncio.create_task(load()) for _ in range(8)]
-        await until(lambda: codes["OK"] > 50)
-        in_flight = 2
-        killed.send(signal.SIGKILL)
-        await until(lambda: len(system.live) == 1)
-        before = codes["OK"]
-        await until(lambda: codes["OK"] > before + 50)
-    async with Process(version=4, latency_ms=10.0, port=killed.port):
-        await until(lambda: len(system.live) == 2)
-        answered = variants["digits-l"]
-        await until(lambda: variants["digits-l"] > answered + 10)
-        stop.set()
-        await asyncio.gather(*users)
-    assert sum(n for name, n in codes.items() if name != "OK") <= in_flight
-    assert set(codes) <= {"OK", "UNAVAILABLE"}
-
-
-async def test_a_request_that_nobody_took_goes_to_another_slice_once(system):
-    await system.serve()
-    await stop_idle(system.running, key(1), system.slices[1])
-    results = await asyncio.gather(*(system.infer() for _ in range(8)))
-    assert {variant(result) for result in results} == {"digits-xs"}
-    assert system.local.routing.table.why["digits"].startswith("share 0.500 is spread over 1 live slices")
-
-
-@pytest.mark.parametrize("error", [fake.EXITING, fake.UNLOADED])
-async def test_what_a_slice_that_is_going_away_answers_is_its_clients_and_a_probe_ejects_it(system, error):
-    await system.serve()
-    system.slices[1].error, system.slices[1].ready = error, False
-    outcomes = await asyncio.gather(*(system.infer() for _ in range(6)), return_exceptions=True)
-    failed = [each for each in outcomes if isinstance(each, InferenceServerException)]
-    assert {code(each) for each in failed} == {"UNAVAILABLE"}
-    assert len(failed) == len(system.slices[1].requests), "an answer is an answer: nothing is sent twice"
-    await until(lambda: len(system.live) == 1)
-    results = await asyncio.gather(*(system.infer() for _ in range(6)))
-    assert {variant(result) for result in results} == {"digits-xs"}
-    system.slices[1].error, system.slices[1].ready = None, True
-    await until(lambda: len(system.live) == 2)
-
-
-async def test_a_model_may_answer_whatever_it_likes_to_one_client_and_no_other_is_touched(system):
-    """Every status in every text that Triton has for slices in trouble; the model is well for everything else."""
-    await system.serve()
-    texts = ("failed to connect", "Socket closed", "Server exiting", "Request for unknown model: 'digits' is not found",
-             "Stub process 'digits_0_0' is not healthy.", "Exceeds maximum queue size", "")  # fmt: skip
-    stop, served = asyncio.Event(), 0
-
-    async def other():
-        nonlocal served
-        while not stop.is_set():
-            assert (await system.infer()).as_numpy("PROBABILITIES") is not None
-            served += 1
-
-    others = [asyncio.create_task(other()) for _ in range(2)]
-    bad = 0
-    for slice_ in (system.slices[0], system.slices[1]):
-        slice_.refuses = lambda request: request.raw_input_contents[0][0] == 99
-    for status_code in grpc.StatusCode:
-        for text in texts if status_code is not grpc.StatusCode.OK else ():
-            system.slices[0].error = system.slices[1].error = (status_code, text)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await system.stub.ModelInfer(request(first=99))
-            bad += 1
-            assert (caught.value.code(), caught.value.details()) == (status_code, text)
-    stop.set()
-    await asyncio.gather(*others)
-    asked = [
-        each for s in (system.slices[0], system.slices[1]) for each in s.requests if each.raw_input_contents[0][0] == 99
-    ]
-    assert len(asked) == bad, "each was executed once"
-    assert served > 0
-    assert not system.local.health.ejected_total
-    assert not system.local.accounting.retries_total.total()
-
-
-async def test_requests_wait_for_the_only_slice_instead_of_failing_on_it(system):
-    await system.plane.node(node([system.statuses()[0]]))
-    await system.plane.plan(plan([route([target(0, "digits-xs")])]))
-    await until(lambda: len(system.live) == 1)
-    await system.infer()
-    await stop_idle(system.running, key(0), system.slices[0])
-    waiting = [asyncio.create_task(system.infer()) for _ in range(5)]
-    await until(lambda: len(system.live) == 0)
-    await until(lambda: system.queue.waiting == 5)
-    await system.slices[0].start()
-    assert len(await asyncio.gather(*waiting)) == 5
-
-
-async def test_they_do_not_wait_for_ever(state, tmp_path):
-    async with dispatcher_system(state, tmp_path, FakeTriton(), no_slice_wait_s=0.3) as system:
-        await stop_idle(system.running, key(0), system.slice)
-        for _ in range(2):  # one that waited, one that need not
-            with pytest.raises(InferenceServerException, match=r"no slice serves digits now.*ejected") as caught:
-                await system.infer()
-            assert code(caught.value) == "UNAVAILABLE"
-
-
-async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_only(system, state):
-    await system.serve()
-    system.slices[1].error, system.slices[1].error_delay_s = fake.DEAD_STUB, 0.05
-    outcomes = await asyncio.gather(*(system.infer() for _ in range(8)), return_exceptions=True)
-    failed = [each for each in outcomes if isinstance(each, InferenceServerException)]
-    assert {code(each) for each in failed} == {"INTERNAL"}
-    asked = [each for each in system.slices[1].requests if each.id != "trefoil-probe"]
-    assert len(failed) == len(asked) >= 1, "it serves until a probe has proved it"
-    await until(lambda: len(system.live) == 1)
-
-    async def ejected():
-        acks = await state.scan(state.keys.ack_prefix(), TableAck)
-        return {load.slice: load.ejected for ack in acks.values() for load in ack.slices}
-
-    async with asyncio.timeout(60):
-        while (await ejected()).get(key(1)) is not True:
-            await asyncio.sleep(0.02)
-    assert (await ejected())[key(0)] is False
-    probes = len(system.slices[1].requests)
-    await until(lambda: len(system.slices[1].requests) >= probes + 2)
-    assert len(system.live) == 1, "readiness stays true while the stub is dead: it proves nothing"
-    system.slices[1].error = None
-    await until(lambda: len(system.live) == 2)
-    assert system.slices[1].requests[-1].id == "trefoil-probe"
-
-
-async def test_slices_that_have_just_become_ready_fail_nobody(system):
-    """Their addresses are known long before they listen."""
-    await system.slices[0].stop()
-    await system.slices[1].stop()
-    await system.serve(states=(SliceState.STARTING, SliceState.STARTING))
-    await asyncio.sleep(1.0)  # long enough for a channel that tried to connect to be in its backoff
-    await system.slices[0].start()
-    await system.slices[1].start()
-    await system.plane.node(node(system.statuses()))
-    await until(lambda: len(system.live) == 2)
-    await asyncio.gather(*(system.infer() for _ in range(20)))
-    assert not system.local.health.ejected_total
-
-
-async def test_what_the_agent_publishes_anew_is_probed_at_once(system, monkeypatch):
-    await system.serve()
-    system.slices[1].error = fake.DEAD_STUB
-    with monkeypatch.context() as patient:
-        patient.setattr(ejection, "PROBE_FIRST_S", 600.0)
-        await asyncio.gather(*(system.infer() for _ in range(4)), return_exceptions=True)
-        await until(lambda: len(system.live) == 1)
-    due_s = system.local.health.ejections.next_probe_at_s()
-    system.slices[1].error = None
-    await system.plane.node(node([system.statuses()[0], system.statuses(since_s=99.0)[1]]))
-    await until(lambda: len(system.live) == 2)
-    assert system.local.clock.monotonic_s() < due_s
 
 
 # Tables, acknowledgements, windows
@@ -612,25 +390,6 @@ async def test_windows_add_up_to_what_was_done(system, state):
     assert sum(cell.failed_by_code.get("INTERNAL", 0) for cell in found if cell.key.slice is not None) == 1
 
 
-@pytest.mark.parametrize("router", ["weighted", "fifo"])
-async def test_shares_are_those_of_the_plan_and_follow_a_new_one(system, router):
-    await system.serve((0.2, 0.8), router=router)
-    system.slices[0].latency_s, system.slices[1].latency_s = 0.001, 0.01
-
-    async def shares(count=200):
-        seen = Counter()
-        for _ in range(count // 4):
-            seen.update(variant(result) for result in await asyncio.gather(*(system.infer() for _ in range(4))))
-        return seen["digits-l"] / count
-
-    if router == "weighted":
-        assert abs(await shares() - 0.8) <= 0.01
-        await system.serve((0.65, 0.35), number=2, router=router)
-        assert abs(await shares() - 0.35) <= 0.01
-    else:
-        assert 0.2 < await shares() <= 0.55, "a pull queue serves as credits come free"
-
-
 async def test_another_router_takes_over_in_mid_flight(system):
     await system.serve(credits=1)
     close_gates(system)
@@ -662,23 +421,6 @@ async def test_a_plan_that_cannot_be_routed_leaves_the_last_good_table(system, b
     await system.infer()
     await system.serve(number=3)
     await until(lambda: not system.running.loop.trouble)
-
-
-async def test_slices_that_share_credits_with_another_dispatcher_get_half(system, state, tmp_path):
-    await system.serve(credits=2)
-
-    async def renew() -> None:
-        for at_s in itertools.count(1.0):
-            await state.put_unfenced(state.keys.ack("d2", 0), TableAck(dispatcher="d2", observed_at_s=at_s))
-            await asyncio.sleep(0.2)
-
-    async with dispatching(state, tmp_path / "other") as other:
-        other.local.id = ("d2", 0)
-        renewing = asyncio.create_task(renew())
-        await until(lambda: [t.credits for t in system.local.routing.table.live("digits")] == [1, 1])
-        renewing.cancel()
-    await state.delete_unfenced(state.keys.ack("d2", 0))
-    await until(lambda: [t.credits for t in system.local.routing.table.live("digits")] == [2, 2])
 
 
 # Redis and process deaths
@@ -731,13 +473,6 @@ async def test_a_dispatcher_that_starts_without_redis_serves_what_it_last_knew(r
             for _ in range(5):
                 await client.infer("digits", [image()])
     await state.close()
-
-
-async def test_a_damaged_table_file_is_named_and_not_used(state, tmp_path):
-    (tmp_path / "dispatcher").mkdir()
-    (tmp_path / "dispatcher" / "table.jsonl").write_text('{"revision": "no"}\n')
-    async with dispatching(state, tmp_path) as running:
-        assert not running.local.routing.table.routes
 
 
 async def test_slices_of_a_silent_agent_are_probed_from_here(state, tmp_path):

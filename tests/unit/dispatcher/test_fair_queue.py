@@ -67,7 +67,7 @@ def test_a_full_queue_pushes_out_the_newest_of_the_flood_and_takes_the_other():
     for n in range(1, 11):
         queue.check(made := of("flood", "a", n))
         queue.push(0, made)
-    with pytest.raises(QueueFull, match="holds 10 requests, limit 10"):
+    with pytest.raises(QueueFull, match="is full: it holds 10 requests, limit 10"):
         queue.check(of("flood", "a", 11))
     with pytest.raises(QueueFull):
         queue.check(of("flood", "another", 12, cost_s=1.0))  # its tenant has most already, and it would have more
