@@ -171,7 +171,7 @@ def test_bytes_of_a_flood_make_room_for_others_but_not_for_one_larger_than_it():
     queue.check(light := of("light", "b", 11, bytes=250))
     assert [each.id for each in queue.displaced] == [10, 9, 8]
     queue.push(0, light)
-    with pytest.raises(QueueFull, match="more exceed the limit of 1000"):
+    with pytest.raises(QueueFull, match=r"is full: it holds .* more exceed the limit of 1000"):
         queue.check(of("third", "c", 12, bytes=900))
     assert len(queue.displaced) == 3, "nothing is pushed out for what is refused all the same"
 
