@@ -9,18 +9,17 @@ import json
 import math
 import os
 import ssl
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from carbon_feed.core.fallback import FallbackLadder, FallbackView, ProviderAnswer, forecast_of
-from carbon_feed.core.hour_of_week import HourOfWeekProfile
 from carbon_feed.core.observation import Observation
 from carbon_feed.core.validation import Cause, Refusal, check_forecast
 from carbon_feed.providers import PROVIDERS, LiveProvider, PolledProvider, ProviderFailure, make_providers
 from carbon_feed.settings import CarbonFeedSettings
 from tests.support.carbon_answers import (
+    CASES,
     CAUSES,
     EM_DOC,
     EM_DOC_S,
@@ -32,50 +31,24 @@ from tests.support.carbon_answers import (
     WT_DOC,
     WT_DOC_S,
     WT_LOGIN,
+    Case,
     em_series,
     http_date,
     iso,
     neso,
+    replaced,
+    settings_of,
     watttime,
 )
 from tests.support.carbon_server import CarbonServer, Reply
 from trefoil.core import errors
-from trefoil.core.carbon import Factors, Method, Quality, Rung
+from trefoil.core.carbon import Factors, Method, Quality
 from trefoil.core.units import HOUR_S
 from trefoil.runtime import config
 
 SECRET = "s3cret-value"
 
 
-@dataclass(frozen=True)
-class Case:
-    """One provider as the suite sees it."""
-
-    name: str
-    now_s: float
-    path: str
-    document: dict
-    whole: dict
-    value_g: float
-    settings: dict
-
-
-CASES = {
-    case.name: case
-    for case in (
-        Case("neso", NESO_DOC_S, "/intensity", NESO_DOC, neso(), 263.0, {"zone": "GB", "factors": "direct"}),
-        Case("electricity_maps", EM_DOC_S, "/v4/carbon-intensity/", EM_DOC, em_series(), 67.0, {"zone": "FR"}),
-        Case(
-            "watttime",
-            WT_DOC_S,
-            "/v3/",
-            WT_DOC,
-            watttime(),
-            870 * 453.59237 / 1000,
-            {"zone": "US-CAL-CISO", "method": "marginal", "factors": "direct"},
-        ),
-    )
-}
 every_provider = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -113,17 +86,6 @@ async def make(server):
     yield one
     for provider in made:
         await provider.close()
-
-
-def settings_of(case: Case, url: str, **more) -> CarbonFeedSettings:
-    named = {"token": "env:CARBON_TEST_SECRET"} if case.name == "electricity_maps" else {}
-    if case.name == "watttime":
-        named = {"username": "env:CARBON_TEST_SECRET", "password": "env:CARBON_TEST_SECRET"}
-    own = {**named, "base_url": url, **more.pop(case.name, {})}
-    reached = {"timeout_s": 5.0, "gap_s": 0, **more.pop("web", {})}
-    return CarbonFeedSettings.model_validate(
-        {**case.settings, "provider": case.name, case.name: own, "web": reached, **more}
-    )
 
 
 async def failure_of(awaited) -> Refusal:
@@ -233,16 +195,6 @@ async def test_a_provider_that_repeats_our_secret_does_not_get_it_into_the_log(c
     refusal = await failure_of(make(case).read(case.now_s))
     assert refusal.message.startswith(f"{case.name} answered 400 'bad key ***")
     assert case.name != "watttime" or "first-token" not in refusal.message
-
-
-def replaced(case: Case, **fields):
-    """The documented answer with other values."""
-    if case.name == "neso":
-        row = case.document["data"][0]
-        return {"data": [{**row, "intensity": {**row["intensity"], **fields}}]}
-    if case.name == "watttime":
-        return {**case.document, "data": [{**case.document["data"][0], **fields}]}
-    return {**case.document, **fields}
 
 
 VALUE = {"neso": ("forecast", "actual"), "electricity_maps": ("carbonIntensity",), "watttime": ("value",)}
@@ -389,14 +341,6 @@ async def test_electricity_maps_documented_forecast_is_read(make, server):
     (point,) = await make("electricity_maps").forecast(at_s, 24 * HOUR_S)
     assert (point.intensity_g_per_kwh, point.ends_at_s - point.starts_at_s) == (326.0, 3600.0)
     assert server.asked[-1].params["horizonHours"] == "24"
-
-
-async def test_electricity_maps_one_401_is_not_final(make, server):
-    """A rate that was too high has come back as 401."""
-    server.reply("/v4/", Reply({"error": "Invalid auth-token"}, 401), Reply(EM_DOC))
-    provider = make("electricity_maps")
-    assert (await failure_of(provider.read(EM_DOC_S))).cause is Cause.UNAUTHORISED
-    assert (await provider.read(EM_DOC_S)).intensity_g_per_kwh == 67.0
 
 
 def logins(server):
@@ -634,109 +578,6 @@ async def test_it_is_asked_every_poll_and_less_often_while_it_fails(make, server
     await polled_answer(polled, now_s)
     assert polled.polling.next_s(now_s) - now_s == 7200.0, "what it asks us to wait is waited"
     await polled.close()
-
-
-# Done 1: each failure leads to its rung
-
-
-RUNGS = {
-    "a second provider": {"second": True},
-    "a last value": {"fresh": True},
-    "a profile": {"profile": True},
-    "a setting": {"static": 400.0},
-    "an old value": {"aged": True},
-    "nothing": {},
-}
-PARTICULAR = {
-    "neso": {},
-    "electricity_maps": {
-        "zone of our address": Reply({**EM_DOC, "zone": "NL"}),
-        "other factors": Reply({**EM_DOC, "emissionFactorType": "direct"}),
-        "an interval to come": Reply({**EM_DOC, "datetime": iso(EM_DOC_S + 9000)}),
-    },
-    "watttime": {
-        "0.0 at every point": Reply(watttime(value=0.0)),
-        "wrong region": Reply(watttime(region="PJM_DC")),
-        "wrong unit": Reply(watttime(units="g_co2_per_kwh")),
-        "wrong signal": Reply(watttime(signal_type="co2_aoer")),
-    },
-}
-WANTED = ["secondary", "carried", "profile", "static", "expired", "-"]
-
-
-def rung_of(case: Case, said: Observation | Refusal, have: dict) -> str:
-    """Where the ladder ends, with one thing at hand."""
-    series, now_s = settings_of(case, "").series, case.now_s
-    carry_max_s = 3600.0 if have.get("fresh") else 60.0
-    last = before(case, 450.0) if have.get("fresh") or have.get("aged") else None
-    second = Observation(now_s - 60, now_s + 60, 300.0, Quality.MEASURED, "other", "", "", now_s, False)
-    profile = HourOfWeekProfile()
-    for hours in range(168 if have.get("profile") else 0, 0, -1):
-        profile.observe(now_s - hours * HOUR_S, 200.0)
-    every = (said_by(case, said), *([ProviderAnswer("other", second)] if have.get("second") else []))
-    view = FallbackView(now_s, series, every, last, last, profile=profile)
-    decision = FallbackLadder(carry_max_s, have.get("static")).decide(view)
-    if decision.reading is None:
-        return "-"
-    assert decision.reading.fallback_reason.startswith(f"{case.name} ") or decision.reading.rung == 0
-    return Rung(decision.reading.rung).name.lower()
-
-
-async def jump_row(case: Case, make, server) -> tuple[str, ...]:
-    """A jump is doubted only where there is a last value: one interval long that value stands in, while it is fresh."""
-    server.reply(case.path, Reply(replaced(case, **dict.fromkeys(VALUE[case.name], 20))))
-    said = await ask(make(case), case.now_s)
-    found = [rung_of(case, said, have) for have in RUNGS.values()]
-    assert found == ["normal", "carried", "normal", "normal", "expired", "normal"]
-    return case.name, "more than ten times less", "jump", *found
-
-
-async def ended_row(case: Case, make, server) -> tuple[str, ...]:
-    """What ended is still the last value, as old as it is."""
-    server.reply(case.path, Reply(case.document))
-    said = await ask(make(case), case.now_s + 5 * HOUR_S)
-    late = replace(case, now_s=case.now_s + 5 * HOUR_S)
-    said = replace(said, observed_at_s=case.now_s)
-    found = [rung_of(late, said, have) for have in RUNGS.values()]
-    assert found == ["secondary", "carried", "profile", "static", "expired", "expired"]
-    return case.name, "an interval of hours ago", "ended", *found
-
-
-async def truncated_row(case: Case, make, server) -> tuple[str, ...]:
-    """A forecast that is too short is refused whole, and the reading does not suffer."""
-    key = next(key for key in ("data", "forecast") if key in case.whole)
-    server.reply(case.path, Reply({**case.whole, key: case.whole[key][:20]}))
-    points = await make(case).forecast(case.now_s, 48 * HOUR_S)
-    refusal = forecast_of(case.name, points, settings_of(case, "").series, case.now_s, 48 * HOUR_S)
-    assert refusal.cause is Cause.TRUNCATED
-    return case.name, "truncated forecast", "truncated", *["own forecast"] * len(RUNGS)
-
-
-async def test_each_failure_leads_to_its_rung(make, server):
-    """The table of what follows from each failure, printed with `pytest -s`."""
-    rows = []
-    for case in CASES.values():
-        answers = {**EVERYWHERE, **PARTICULAR[case.name]}
-        for name, (value, _) in NONSENSE.items():
-            if name != "jump":  # there is none without a last value
-                answers[name] = Reply(replaced(case, **dict.fromkeys(VALUE[case.name], value)))
-        for name, reply in answers.items():
-            server.reply(case.path, reply)
-            said = await ask(make(case, web={"timeout_s": 0.3} if reply.hang else {}), case.now_s)
-            refusal = said if isinstance(said, Refusal) else await refusal_of(case, make(case), case.now_s)
-            found = [rung_of(case, said, have) for have in RUNGS.values()]
-            rows.append((case.name, name, refusal.cause.value, *found))
-            assert found == WANTED, rows[-1]
-        rows += [await jump_row(case, make, server), await ended_row(case, make, server)]
-        rows += [await truncated_row(case, make, server)]
-        server.reply(case.path, Reply(case.document))
-        good = await make(case).read(case.now_s)
-        assert rung_of(case, good, {"static": 400.0, "second": True}) == "normal"
-    head = ("provider", "failure", "cause", *RUNGS)
-    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
-    print()
-    for row in (head, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def test_what_is_at_hand_is_not_polled():

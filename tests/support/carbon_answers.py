@@ -2,7 +2,9 @@
 
 import datetime
 import json
+from dataclasses import dataclass
 
+from carbon_feed.settings import CarbonFeedSettings
 from tests.support.carbon_server import Reply
 
 NESO_DOC = json.loads(
@@ -119,3 +121,55 @@ CAUSES = {
     "no answer in time": "timeout",
     "endless answer": "too_large",
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """One provider as the suite sees it."""
+
+    name: str
+    now_s: float
+    path: str
+    document: dict
+    whole: dict
+    value_g: float
+    settings: dict
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("neso", NESO_DOC_S, "/intensity", NESO_DOC, neso(), 263.0, {"zone": "GB", "factors": "direct"}),
+        Case("electricity_maps", EM_DOC_S, "/v4/carbon-intensity/", EM_DOC, em_series(), 67.0, {"zone": "FR"}),
+        Case(
+            "watttime",
+            WT_DOC_S,
+            "/v3/",
+            WT_DOC,
+            watttime(),
+            870 * 453.59237 / 1000,
+            {"zone": "US-CAL-CISO", "method": "marginal", "factors": "direct"},
+        ),
+    )
+}
+
+
+def settings_of(case: Case, url: str, **more) -> CarbonFeedSettings:
+    named = {"token": "env:CARBON_TEST_SECRET"} if case.name == "electricity_maps" else {}
+    if case.name == "watttime":
+        named = {"username": "env:CARBON_TEST_SECRET", "password": "env:CARBON_TEST_SECRET"}
+    own = {**named, "base_url": url, **more.pop(case.name, {})}
+    reached = {"timeout_s": 5.0, "gap_s": 0, **more.pop("web", {})}
+    return CarbonFeedSettings.model_validate(
+        {**case.settings, "provider": case.name, case.name: own, "web": reached, **more}
+    )
+
+
+def replaced(case: Case, **fields):
+    """The documented answer with other values."""
+    if case.name == "neso":
+        row = case.document["data"][0]
+        return {"data": [{**row, "intensity": {**row["intensity"], **fields}}]}
+    if case.name == "watttime":
+        return {**case.document, "data": [{**case.document["data"][0], **fields}]}
+    return {**case.document, **fields}
