@@ -56,18 +56,8 @@ def install(tmp_path: Path) -> TritonInstall:
     binary.write_text("#!/bin/sh\n")
     binary.chmod(0o755)
     environment = tmp_path / "environment"
-    return TritonInstall(
-        binary,
-        root / "backends",
-        root / "caches",
-        environment,
-        "3.11",
-        "1.26.4",
-        "1.20",
-        "libpython3.11.so.1.0",
-        True,
-        "",
-    )
+    versions = ("3.11", "1.26.4", "1.20", "libpython3.11.so.1.0")
+    return TritonInstall(binary, root / "backends", root / "caches", environment, *versions, True, "")
 
 
 @pytest.fixture
@@ -257,12 +247,14 @@ def test_labels_and_weights_in_folders_are_linked_and_threads_are_the_slices(ins
     )
     (source / "toy" / "2" / "weights").mkdir()
     (source / "toy" / "2" / "weights" / "part0").write_text("weights")
+    (source / "toy" / "2" / "weights.bin").write_text("beside")
     with pytest.raises(CatalogError, match=r"toy/labels\.txt is missing"):
         prepare_slice(install, spec(tmp_path, source))
     (source / "toy" / "labels.txt").write_text("zero\none\n")
     launch = prepare_slice(install, spec(tmp_path, source))
     assert (launch.repository / "toy" / "labels.txt").read_text() == "zero\none\n"
     assert (launch.repository / "toy" / "2" / "weights" / "part0").is_symlink()
+    assert (launch.repository / "toy" / "2" / "weights.bin").read_text() == "beside"
     config = contract(launch.repository, "toy")
     assert dict(config.parameters) == {"classes": config.parameters["classes"]}
     assert backend_of_slice(config).threads == 0
@@ -510,12 +502,6 @@ def test_engines_without_what_executes_them_are_refused(install, tmp_path, sourc
     assert with_backend(able, "auto", simulated=False).backend == "python"
 
 
-def test_data_beside_a_graph_is_linked_with_it(install, tmp_path, source):
-    (source / "toy" / "2" / "weights.bin").write_text("weights")
-    launch = prepare_slice(install, spec(tmp_path, source))
-    assert (launch.repository / "toy" / "2" / "weights.bin").read_text() == "weights"
-
-
 @pytest.mark.parametrize(
     ("family", "variant", "maker"),
     [
@@ -579,21 +565,11 @@ def test_pending_is_summed_and_a_missing_gauge_is_no_zero():
 
 
 def test_counters_tell_busy_time_from_the_sum_over_joined_requests():
-    batch = SimpleNamespace(compute_infer=SimpleNamespace(ns=30))
-    stats = SimpleNamespace(
-        success=SimpleNamespace(count=4),
-        fail=SimpleNamespace(count=1),
-        compute_infer=SimpleNamespace(ns=60),
-    )
-    seen = client.counters(
-        SimpleNamespace(
-            name="toy",
-            version="2",
-            inference_stats=stats,
-            inference_count=4,
-            batch_stats=[batch],
-        )
-    )
+    counted = {name: SimpleNamespace(count=count) for name, count in (("success", 4), ("fail", 1))}
+    stats = SimpleNamespace(**counted, compute_infer=SimpleNamespace(ns=60))
+    batches = [SimpleNamespace(compute_infer=SimpleNamespace(ns=30))]
+    told = {"inference_stats": stats, "inference_count": 4, "batch_stats": batches}
+    seen = client.counters(SimpleNamespace(name="toy", version="2", **told))
     assert (seen.compute_infer_ns, seen.compute_batch_ns) == (60, 30)
 
 
