@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from panels import Dashboard, leader, lines, quantile, rate, stat, table, variable
+from node import NODE
+from panels import Dashboard, by_state, current, leader, line, lines, quantile, rate, stat, table, variable
 
 HERE: Final = Path(__file__).parent
 GOOD_HIGH: Final = (("red", None), ("orange", 0.9), ("green", 0.95))
@@ -40,8 +41,18 @@ SAVED: Final = stat(
     least=None,
     no_value="none: SLO or floor missed, or under 200 answers",
 )
+CARBON_NOW: Final = line(
+    "Carbon intensity", "max by (zone) (trefoil_carbon_intensity_grams_per_kwh)", "{{zone}}", INTENSITY, steps=True
+)
+EMISSIONS: Final = lines(
+    "Emissions",
+    [
+        (f"3600 * {rate('trefoil_emissions_grams_total', '')}", "emitted"),
+        (f"3600 * {rate('trefoil_base_emissions_grams_total', '')}", "BASE, modelled"),
+    ],
+    GRAMS_PER_HOUR,
+)
 NO_TOKENS: Final = "this family streams no tokens"
-NO_EXPORTER: Final = "no exporter of Redis' metrics is scraped"
 
 FLEET: Final = Dashboard(
     "fleet",
@@ -58,44 +69,18 @@ FLEET: Final = Dashboard(
             DEVICES,
         ],
         [
-            lines("Requests", [(rate("trefoil_requests_total", "family"), "{{family}}")], "reqps"),
-            lines("Within the SLO, 5 min", [(ATTAINED, "{{family}}")], "percentunit", most=1),
-            lines("Power by node", [("trefoil:node_power:watts", "{{node}}")], "watt", stacked=True),
+            line("Requests", rate("trefoil_requests_total", "family"), "{{family}}", "reqps"),
+            line("Within the SLO, 5 min", ATTAINED, "{{family}}", "percentunit", most=1),
+            line("Power by node", "trefoil:node_power:watts", "{{node}}", "watt", stacked=True),
         ],
         [
-            lines(
-                "Carbon intensity",
-                [("max by (zone) (trefoil_carbon_intensity_grams_per_kwh)", "{{zone}}")],
-                INTENSITY,
-                steps=True,
-            ),
-            lines(
-                "Emissions",
-                [
-                    (f"3600 * {rate('trefoil_emissions_grams_total', '')}", "emitted"),
-                    (f"3600 * {rate('trefoil_base_emissions_grams_total', '')}", "BASE, modelled"),
-                ],
-                GRAMS_PER_HOUR,
-            ),
-            lines("Requests that wait", [("sum by (family) (trefoil_queue_requests)", "{{family}}")], soft_most=1),
+            CARBON_NOW,
+            EMISSIONS,
+            line("Requests that wait", "sum by (family) (trefoil_queue_requests)", "{{family}}", soft_most=1),
         ],
         [
-            lines(
-                "Slices by state",
-                [("sum by (state) (trefoil_slice_state) > 0", "{{state}}")],
-                stacked=True,
-                steps=True,
-                colors=SLICE_COLORS,
-                decimals=0,
-            ),
-            lines(
-                "Devices by state",
-                [("sum by (state) (trefoil_device_state) > 0", "{{state}}")],
-                stacked=True,
-                steps=True,
-                colors=DEVICE_COLORS,
-                decimals=0,
-            ),
+            by_state("Slices by state", "trefoil_slice_state", SLICE_COLORS),
+            by_state("Devices by state", "trefoil_device_state", DEVICE_COLORS),
             table("Who leads", "max by (role, instance) (trefoil_lease_epoch) > 0", "epoch", decimals=0),
         ],
     ],
@@ -115,7 +100,7 @@ CARBON: Final = Dashboard(
                 decimals=0,
                 w=4,
             ),
-            stat("It rests on", "max by (rung) (trefoil_carbon_rung) == 1", "short", "{{rung}}", text="name", w=4),
+            current("It rests on", "rung", "(trefoil_carbon_rung)", 4),
             stat(
                 "Reading observed",
                 "min(trefoil_carbon_reading_age_seconds)",
@@ -128,110 +113,86 @@ CARBON: Final = Dashboard(
             replace(SAVED, w=5),
             DEVICES,
         ],
+        [replace(CARBON_NOW, w=12), replace(EMISSIONS, w=12)],
         [
-            lines(
-                "Carbon intensity",
-                [("max by (zone) (trefoil_carbon_intensity_grams_per_kwh)", "{{zone}}")],
-                INTENSITY,
-                steps=True,
-                w=12,
-            ),
-            lines(
-                "Emissions",
-                [
-                    (f"3600 * {rate('trefoil_emissions_grams_total', '')}", "emitted"),
-                    (f"3600 * {rate('trefoil_base_emissions_grams_total', '')}", "BASE, modelled"),
-                ],
-                GRAMS_PER_HOUR,
-                w=12,
-            ),
-        ],
-        [
-            lines(
+            line(
                 "Power by what it is for",
-                [(rate("trefoil_device_energy_joules_total", "share"), "{{share}}")],
+                rate("trefoil_device_energy_joules_total", "share"),
+                "{{share}}",
                 "watt",
                 stacked=True,
             ),
-            lines(
+            line(
                 "Active energy per request",
-                [
-                    (
-                        f"{rate('trefoil_slice_energy_joules_total', 'family')} / "
-                        f"({rate('trefoil_requests_served_total', 'family')} > 0)",
-                        "{{family}}",
-                    )
-                ],
+                f"{rate('trefoil_slice_energy_joules_total', 'family')} / "
+                f"({rate('trefoil_requests_served_total', 'family')} > 0)",
+                "{{family}}",
                 "joule",
             ),
-            lines(
-                "Grams per request", [(f"max by (family) {leader('trefoil_grams_per_request')}", "{{family}}")], "massg"
-            ),
+            line("Grams per request", f"max by (family) {leader('trefoil_grams_per_request')}", "{{family}}", "massg"),
         ],
         [
-            lines(
+            line(
                 "Energy that belongs to no slice, 15 min",
-                [("trefoil:node_energy_unallocated:ratio_rate15m", "{{node}}")],
+                "trefoil:node_energy_unallocated:ratio_rate15m",
+                "{{node}}",
                 "percentunit",
                 most=1,
             ),
-            lines(
+            line(
                 "Stated error of attribution",
-                [("max by (device) (trefoil_energy_uncertainty_ratio)", "{{device}}")],
+                "max by (device) (trefoil_energy_uncertainty_ratio)",
+                "{{device}}",
                 "percentunit",
             ),
-            lines(
+            line(
                 "Time that was not metered",
-                [
-                    (
-                        "sum(increase(trefoil_energy_unknown_seconds_total[$__rate_interval])) or vector(0)",
-                        "all nodes",
-                    )
-                ],
+                "sum(increase(trefoil_energy_unknown_seconds_total[$__rate_interval])) or vector(0)",
+                "all nodes",
                 "s",
                 soft_most=1,
             ),
         ],
         [
-            lines(
+            line(
                 "Readings by rung",
-                [(f"60 * {rate('trefoil_carbon_readings_total', 'zone, rung')}", "{{zone}} rung {{rung}}")],
+                f"60 * {rate('trefoil_carbon_readings_total', 'zone, rung')}",
+                "{{zone}} rung {{rung}}",
                 "suffix:/min",
             ),
-            lines("Age of the reading", [("min by (zone) (trefoil_carbon_reading_age_seconds)", "{{zone}}")], "s"),
-            lines(
+            line("Age of the reading", "min by (zone) (trefoil_carbon_reading_age_seconds)", "{{zone}}", "s"),
+            line(
                 "Failed polls of providers",
-                [
-                    (
-                        "sum by (provider, cause) (increase(trefoil_carbon_provider_errors_total[1h]))"
-                        ' or label_replace(vector(0), "cause", "none", "", "")',
-                        "{{provider}} {{cause}}",
-                    )
-                ],
+                "sum by (provider, cause) (increase(trefoil_carbon_provider_errors_total[1h]))"
+                ' or label_replace(vector(0), "cause", "none", "", "")',
+                "{{provider}} {{cause}}",
                 "short",
                 says="Of the last hour.",
                 soft_most=1,
             ),
         ],
         [
-            lines(
+            line(
                 "Jobs that are planned",
-                [(f"max by (state) {leader('trefoil_jobs_planned')}", "{{state}}")],
+                f"max by (state) {leader('trefoil_jobs_planned')}",
+                "{{state}}",
                 steps=True,
                 decimals=0,
                 says="in_danger: they will miss their deadline.",
                 no_value="no job is planned",
             ),
-            lines(
+            line(
                 "Grams of planned items, by rule",
-                [(f"max by (rule) {leader('trefoil_jobs_planned_grams')}", "{{rule}}")],
+                f"max by (rule) {leader('trefoil_jobs_planned_grams')}",
+                "{{rule}}",
                 "massg",
                 says="What is planned, and the same items run at once or evenly.",
                 no_value="no job is planned",
             ),
-            lines(
+            line(
                 "Items of jobs",
-                [(rate("trefoil_job_items_total", "outcome"), "{{outcome}}")],
+                rate("trefoil_job_items_total", "outcome"),
+                "{{outcome}}",
                 "suffix:/s",
                 no_value="no job runs",
             ),
@@ -329,17 +290,19 @@ FAMILY: Final = Dashboard(
                 least=None,
                 dashed=["floor"],
             ),
-            lines(
+            line(
                 "Answers by variant",
-                [(rate("trefoil_requests_served_total", "variant", OF_FAMILY), "{{variant}}")],
+                rate("trefoil_requests_served_total", "variant", OF_FAMILY),
+                "{{variant}}",
                 "reqps",
                 stacked=True,
             ),
         ],
         [
-            lines(
+            line(
                 "Requests by status",
-                [(rate("trefoil_requests_total", "code", OF_FAMILY), "{{code}}")],
+                rate("trefoil_requests_total", "code", OF_FAMILY),
+                "{{code}}",
                 "reqps",
                 stacked=True,
             ),
@@ -351,9 +314,10 @@ FAMILY: Final = Dashboard(
                 ],
                 "s",
             ),
-            lines(
+            line(
                 "Active power by variant",
-                [(rate("trefoil_slice_energy_joules_total", "variant", OF_FAMILY), "{{variant}}")],
+                rate("trefoil_slice_energy_joules_total", "variant", OF_FAMILY),
+                "{{variant}}",
                 "watt",
                 stacked=True,
             ),
@@ -417,16 +381,9 @@ DECISIONS: Final = Dashboard(
     "What the controller decided, what made it decide, and how far that is. The reasons in words: `trefoil plan`.",
     [
         [
-            stat("Mode", f"max by (mode) {leader('trefoil_act_mode')} == 1", "short", "{{mode}}", text="name", w=3),
+            current("Mode", "mode", leader("trefoil_act_mode"), 3),
             stat("Plan in force", f"max({leader('trefoil_plan_revision_number')})", decimals=0),
-            stat(
-                "Rollout",
-                f"max by (state) {leader('trefoil_rollout_state')} == 1",
-                "short",
-                "{{state}}",
-                text="name",
-                w=6,
-            ),
+            current("Rollout", "state", leader("trefoil_rollout_state"), 6),
             stat(
                 "Plan stands on a rung",
                 f"max({leader('trefoil_plan_degraded')})",
@@ -434,13 +391,7 @@ DECISIONS: Final = Dashboard(
                 mappings=[{"type": "value", "options": {"0": {"text": "no"}, "1": {"text": "yes"}}}],
             ),
             stat("Proven gap", f"max({leader('trefoil_optimality_gap_ratio')})", "percentunit", decimals=2, w=3),
-            stat(
-                "Forecast of carbon",
-                f"max by (state) {leader('trefoil_carbon_forecast')} == 1",
-                "short",
-                "{{state}}",
-                text="name",
-            ),
+            current("Forecast of carbon", "state", leader("trefoil_carbon_forecast"), 4),
         ],
         [
             table(
@@ -469,9 +420,10 @@ DECISIONS: Final = Dashboard(
                 decimals=0,
                 least=None,
             ),
-            lines(
+            line(
                 "Decisions",
-                [(f"60 * {rate('trefoil_decisions_total', 'outcome')}", "{{outcome}}")],
+                f"60 * {rate('trefoil_decisions_total', 'outcome')}",
+                "{{outcome}}",
                 "suffix:/min",
                 stacked=True,
             ),
@@ -489,195 +441,16 @@ DECISIONS: Final = Dashboard(
                 "What it reacts to: load",
                 [
                     (rate("trefoil_requests_total", "family"), "{{family}} arrives"),
-                    (
-                        f"max by (family) {leader(PLANNED_FOR)}",
-                        "{{family}} planned for",
-                    ),
+                    (f"max by (family) {leader(PLANNED_FOR)}", "{{family}} planned for"),
                 ],
                 "reqps",
             ),
-            lines(
-                "What it reacts to: carbon",
-                [("max by (zone) (trefoil_carbon_intensity_grams_per_kwh)", "{{zone}}")],
-                INTENSITY,
-                steps=True,
-            ),
-            lines(
-                "Steps on nodes",
-                [(f"60 * {rate('trefoil_steps_total', 'verb')}", "{{verb}}")],
-                "suffix:/min",
-                stacked=True,
+            replace(CARBON_NOW, title="What it reacts to: carbon"),
+            line(
+                "Steps on nodes", f"60 * {rate('trefoil_steps_total', 'verb')}", "{{verb}}", "suffix:/min", stacked=True
             ),
         ],
     ],
-)
-
-ON_NODE: Final = 'device=~"$node/.+"'
-SLICES: Final = 'slice=~"$node-(gpu[0-9]+|cpu)-.+"'
-
-
-def short(expression: str) -> str:
-    """The same, with slices named without their node."""
-    return f'label_replace({expression}, "slice", "$1", "slice", "$node-(.+)")'
-
-
-NODE: Final = Dashboard(
-    "node",
-    "node",
-    "One node: its devices, its slices and their Tritons, and its agent.",
-    [
-        [
-            lines(
-                "Power",
-                [(f"sum by (device) (trefoil_device_power_watts{{{ON_NODE}}})", "{{device}}")],
-                "watt",
-                stacked=True,
-            ),
-            lines(
-                "SM clock",
-                [(f"max by (device) (trefoil_device_clock_hertz{{{ON_NODE}}})", "{{device}}")],
-                "hertz",
-                steps=True,
-            ),
-            lines(
-                "Temperature",
-                [(f"max by (device) (trefoil_device_temperature_celsius{{{ON_NODE}}})", "{{device}}")],
-                "celsius",
-            ),
-        ],
-        [
-            table("Slices", short(f"max by (slice, state, simulated) (trefoil_slice_state{{{SLICES}}}) == 1")),
-            lines(
-                "Active power by slice",
-                [(short(rate("trefoil_slice_energy_joules_total", "slice", SLICES)), "{{slice}}")],
-                "watt",
-                stacked=True,
-            ),
-            lines(
-                "Requests on slices",
-                [(short(f"sum by (slice) (trefoil_in_flight_requests{{{SLICES}}})"), "{{slice}}")],
-                stacked=True,
-            ),
-        ],
-        [
-            lines(
-                "Triton: requests answered",
-                [(short(rate("nv_inference_request_success", "slice, variant", SLICES)), "{{slice}} {{variant}}")],
-                "reqps",
-            ),
-            lines(
-                "Triton: time in the model, per batch",
-                [
-                    (
-                        short(
-                            f"{rate('nv_inference_compute_infer_duration_us', 'slice, variant', SLICES)} / 1e6 / "
-                            f"({rate('nv_inference_exec_count', 'slice, variant', SLICES)} > 0)"
-                        ),
-                        "{{slice}} {{variant}}",
-                    )
-                ],
-                "s",
-            ),
-            lines(
-                "Triton: requests that wait in it",
-                [(short(f"sum by (slice) (nv_inference_pending_request_count{{{SLICES}}})"), "{{slice}}")],
-                soft_most=1,
-            ),
-        ],
-        [
-            lines(
-                "Tritons that tell their metrics",
-                [(f"sum(trefoil_triton_up{{{SLICES}}})", "tell"), (f"count(trefoil_triton_up{{{SLICES}}})", "slices")],
-                dashed=["slices"],
-                decimals=0,
-                steps=True,
-            ),
-            lines(
-                "Differences from the plan",
-                [(f"max by (device, kind) (trefoil_device_drift{{{ON_NODE}}})", "{{device}} {{kind}}")],
-                soft_most=1,
-                decimals=0,
-                steps=True,
-            ),
-            lines(
-                "Steps",
-                [(f"60 * {rate('trefoil_steps_total', 'verb, outcome')}", "{{verb}} {{outcome}}")],
-                "suffix:/min",
-                says="Of all nodes.",
-            ),
-        ],
-        [
-            lines(
-                "Refused plans",
-                [("max by (job, instance) (trefoil_plan_refused)", "{{job}} {{instance}}")],
-                soft_most=1,
-                decimals=0,
-                steps=True,
-                says="1 while a dispatcher or an agent refuses a plan; `trefoil status` says why.",
-            ),
-            lines(
-                "Not proven to be the agent's",
-                [("sum by (instance, kind) (trefoil_unproven)", "{{instance}} {{kind}}")],
-                soft_most=1,
-                decimals=0,
-                steps=True,
-                says="Tritons and GPU instances; `trefoil node show` names them.",
-            ),
-            lines(
-                "Values set aside",
-                [
-                    ("sum by (kind) (increase(trefoil_set_aside_total[$__rate_interval]))", "{{kind}}"),
-                    ("sum by (job) (increase(trefoil_state_unreadable_total[$__rate_interval]))", "key, by {{job}}"),
-                ],
-                soft_most=1,
-                says="What stood in Redis and was not used; `trefoil status` names keys and reasons.",
-            ),
-        ],
-        [
-            lines(
-                "CPU of services",
-                [("sum by (job) (rate(process_cpu_seconds_total[$__rate_interval]))", "{{job}}")],
-                "percentunit",
-                says="Of one core.",
-            ),
-            lines("Memory of services", [("sum by (job) (process_resident_memory_bytes)", "{{job}}")], "bytes"),
-            lines(
-                "Clocks against that of Redis",
-                [("max by (job) (abs(trefoil_clock_offset_seconds))", "{{job}}")],
-                "s",
-                soft_most=1,
-            ),
-        ],
-        [
-            lines(
-                "Redis: memory",
-                [
-                    ("sum by (instance) (redis_memory_used_bytes)", "{{instance}}"),
-                    ("sum by (instance) (redis_memory_max_bytes) > 0", "{{instance}}, limit"),
-                ],
-                "bytes",
-                no_value=NO_EXPORTER,
-            ),
-            lines(
-                "Redis: commands",
-                [(rate("redis_commands_processed_total", "instance"), "{{instance}}")],
-                "ops",
-                no_value=NO_EXPORTER,
-            ),
-            lines(
-                "Redis: what it refuses, and does not save",
-                [
-                    ("sum by (instance) (increase(redis_rejected_connections_total[$__rate_interval]))", "connections"),
-                    ("sum by (instance) (increase(redis_evicted_keys_total[$__rate_interval]))", "evicted keys"),
-                    ("1 - min by (instance) (redis_aof_last_write_status)", "log not written"),
-                    ("1 - min by (instance) (redis_rdb_last_bgsave_status)", "snapshot not written"),
-                ],
-                soft_most=1,
-                no_value=NO_EXPORTER,
-            ),
-        ],
-    ],
-    [variable("node", "label_values(trefoil_device_power_watts, device)", "/(.+)\\/[^\\/]+/")],
 )
 
 DASHBOARDS: Final = (FLEET, CARBON, FAMILY, DECISIONS, NODE)

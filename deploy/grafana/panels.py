@@ -201,6 +201,27 @@ def lines(title: str, targets: Sequence[tuple[str, str]], unit: str = "short", *
     return Panel("timeseries", title, targets, unit, **more)
 
 
+def line(title: str, expression: str, legend: str, unit: str = "short", **more: Any) -> Panel:
+    """Lines of one expression."""
+    return lines(title, [(expression, legend)], unit, **more)
+
+
+def by_state(title: str, metric: str, colors: Mapping[str, str]) -> Panel:
+    """How many are in which state."""
+    of = [(f"sum by (state) ({metric}) > 0", "{{state}}")]
+    return lines(title, of, stacked=True, steps=True, colors=colors, decimals=0)
+
+
+def current(title: str, label: str, metric: str, w: int) -> Panel:
+    """The one value of a label that holds now, by its name."""
+    return stat(title, f"max by ({label}) {metric} == 1", "short", f"{{{{{label}}}}}", text="name", w=w)
+
+
+def counted(title: str, expression: str, legend: str, says: str = "") -> Panel:
+    """Counts that are 0 where all is well."""
+    return line(title, expression, legend, soft_most=1, decimals=0, steps=True, says=says)
+
+
 def table(title: str, expression: str, value: str = "", **more: Any) -> Panel:
     """A row for each series, its labels as columns."""
     return Panel("table", title, [(expression, "")], value=value, **more)
