@@ -86,61 +86,54 @@ def plot_carbon_and_load(runs: Mapping[str, DemoSeries], speedup: float) -> str:
 
 def plot_power(runs: Mapping[str, DemoSeries]) -> str:
     """Plot the power of all GPUs together [W]."""
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for name, series in runs.items():
-            watts = [_total(column) for column in zip(*series.power_w.values(), strict=True)]
-            axes[0].plot(
-                series.t_s[: len(watts)], _gaps(watts), label=run_label(name), color=run_colour(name), linewidth=1.6
-            )
-        axes[0].set_ylabel("W, all GPUs")
-        _from_zero(axes[0])
-        _legend(axes[0])
-
-    return _figure("power", 2.5, 1, draw, "Power of all GPUs over time, by run")
+    watts = {name: [_total(column) for column in zip(*one.power_w.values(), strict=True)] for name, one in runs.items()}
+    return _by_run("power", 2.5, runs, watts, 1.6, "W, all GPUs", "Power of all GPUs over time, by run")
 
 
 def plot_grams(runs: Mapping[str, DemoSeries]) -> str:
     """Plot grams since the start of each run."""
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for name, series in runs.items():
-            axes[0].plot(series.t_s, _gaps(series.grams), label=run_label(name), color=run_colour(name), linewidth=1.8)
-        axes[0].set_ylabel("g CO2, cumulative")
-        _from_zero(axes[0])
-        _legend(axes[0])
-
-    return _figure("grams", 2.5, 1, draw, "Cumulative grams of CO2 over time, by run")
+    grams = {name: one.grams for name, one in runs.items()}
+    return _by_run("grams", 2.5, runs, grams, 1.8, "g CO2, cumulative", "Cumulative grams of CO2 over time, by run")
 
 
 def plot_latency(runs: Mapping[str, DemoSeries], family: str, slo_ms: float, percentile: float) -> str:
     """Plot the p95 of what was due of a family in each second, against its SLO."""
 
+    def draw_slo(axes: Axes) -> None:
+        axes.axhline(slo_ms, color="#d64545", linestyle="--", linewidth=1.2)
+        axes.annotate(
+            f"SLO p{percentile:g} {slo_ms:.0f} ms", (1, slo_ms), xycoords=("axes fraction", "data"),
+            xytext=(0, 4), textcoords="offset points", ha="right", color="#d64545",
+        )  # fmt: skip
+
+    described = f"95th percentile of latency of {family} against the SLO, by run"
+    latencies = {name: one.latency_ms_p95[family] for name, one in runs.items()}
+    return _by_run(f"latency-{family}", 2.7, runs, latencies, 1.1, "p95, ms", described, draw_slo)
+
+
+def _by_run(
+    name: str,
+    height_in: float,
+    runs: Mapping[str, DemoSeries],
+    values: Mapping[str, Sequence[float | None]],
+    width: float,
+    unit: str,
+    described: str,
+    draw_more: Callable[[Axes], None] = lambda _: None,
+) -> str:
+    """Plot one line a run, from zero."""
+
     def draw(axes: Sequence[Axes]) -> None:
-        for name, series in runs.items():
-            axes[0].plot(
-                series.t_s,
-                _gaps(series.latency_ms_p95[family]),
-                label=run_label(name),
-                color=run_colour(name),
-                linewidth=1.1,
-            )
-        axes[0].axhline(slo_ms, color="#d64545", linestyle="--", linewidth=1.2)
-        axes[0].annotate(
-            f"SLO p{percentile:g} {slo_ms:.0f} ms",
-            (1, slo_ms),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="right",
-            color="#d64545",
-        )
-        axes[0].set_ylabel("p95, ms")
+        for run, series in runs.items():
+            seen = _gaps(values[run])
+            label, color = run_label(run), run_colour(run)
+            axes[0].plot(series.t_s[: len(seen)], seen, label=label, color=color, linewidth=width)
+        draw_more(axes[0])
+        axes[0].set_ylabel(unit)
         _from_zero(axes[0])
         _legend(axes[0])
 
-    described = f"95th percentile of latency of {family} against the SLO, by run"
-    return _figure(f"latency-{family}", 2.7, 1, draw, described)
+    return _figure(name, height_in, 1, draw, described)
 
 
 def plot_variant_mix(runs: Mapping[str, DemoSeries], order: Sequence[str]) -> str:

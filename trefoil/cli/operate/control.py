@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 import typer
 from pydantic import Field, model_validator
 
+from protos.controller.v1 import controller_pb2
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import HERE, SystemAddress, of_system, parse_number, read_plan
 from trefoil.cli.output import AsJson, as_json, console, print_held, print_json
@@ -337,8 +338,6 @@ def family_start(
 
 
 def _set_service(method: str, family: str, where: SystemAddress, as_json_: bool) -> None:
-    from protos.controller.v1 import controller_pb2
-
     request, stopped = getattr(controller_pb2, f"{method}Request")(family=family), method == "StopFamily"
     answer = call_system(where, lambda system: system.call(method, request))
     degraded = "" if stopped else answer.degraded
@@ -352,8 +351,6 @@ def _set_service(method: str, family: str, where: SystemAddress, as_json_: bool)
 
 
 def _allocate(method: str, family: str, device: str, where: SystemAddress, as_json_: bool) -> None:
-    from protos.controller.v1 import controller_pb2
-
     request = getattr(controller_pb2, f"{method}Request")(family=family, device=device)
     answer = call_system(where, lambda system: system.call(method, request))
     shared = {one.device: one.sharing_factor for one in answer.devices}
@@ -377,8 +374,6 @@ def mode(
     """observe: meter and report only; advise: plan and predict, touch nothing; act: carry plans out. It holds until
     --reset.
     """
-    from protos.controller.v1 import controller_pb2
-
     if reset == bool(mode_):
         raise SettingError("one of the two is needed", field="mode", remedy=f"give {', '.join(MODES)}, or --reset")
     if mode_ and mode_ not in MODES:
@@ -396,8 +391,6 @@ def freeze(
     as_json_: AsJson = False,
 ) -> None:
     """Keep the plan in force; metering and reports go on. --off ends it."""
-    from protos.controller.v1 import controller_pb2
-
     request = controller_pb2.FreezeRequest(frozen=not off)
     answer = call_system(where, lambda system: system.call("Freeze", request))
     _print_values({"frozen": answer.frozen, "revision": as_json(answer.revision)}, as_json_)
@@ -411,8 +404,6 @@ def pin(
     as_json_: AsJson = False,
 ) -> None:
     """Roll a plan out from a file and keep it until the next pin, rollback, or `pin --off`."""
-    from protos.controller.v1 import controller_pb2
-
     if off == (file is not None):
         raise SettingError("one of the two is needed", field="pin", remedy="give a FILE, or --off to unpin")
     request = controller_pb2.PinRequest(plan=codec.to_proto(read_plan(file)) if file is not None else None)
@@ -423,8 +414,6 @@ def pin(
 @of_system
 def rollback(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Go back to the plan before the one in force, and freeze there."""
-    from protos.controller.v1 import controller_pb2
-
     answer = call_system(where, lambda system: system.call("Rollback", controller_pb2.RollbackRequest()))
     _print_values({"revision": as_json(answer.revision), "why": answer.why}, as_json_)
 
@@ -439,8 +428,6 @@ def replan(
     as_json_: AsJson = False,
 ) -> None:
     """Decide now, whatever the triggers say, and show the result. Modes, freeze and pin hold as ever."""
-    from protos.controller.v1 import controller_pb2
-
     request = controller_pb2.ReplanRequest(cause=cause, why=why)
     answer = call_system(where, lambda system: system.call("Replan", request))
     found = {

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from protos.controller.v1 import controller_pb2
 from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json, slow
 from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 @of_system
 def rollout(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show how far the rollout is that leads to the plan in force."""
-    from protos.controller.v1 import controller_pb2
-
     answer = call_system(where, lambda system: system.call("GetRollout", controller_pb2.GetRolloutRequest()))
     now: Rollout = codec.from_proto(answer.rollout)
     if as_json_:
@@ -52,8 +51,6 @@ def rollout(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
 
 def show_decision(decision_id: str, where: SystemAddress, as_json_: bool) -> None:
     """One decision that is kept ("last" = the newest): trigger, outcome, what was planned, and why."""
-    from protos.controller.v1 import controller_pb2
-
     wanted = "" if decision_id == "last" else decision_id
 
     async def fetch(system: ControllerClient) -> Any:
@@ -217,7 +214,6 @@ def replay_kept(decision: str, where: SystemAddress, own: Sequence[str] = ()) ->
         NotFound: no such decision.
     """
     from controller.loop import decision_records
-    from protos.controller.v1 import controller_pb2
 
     request = controller_pb2.GetDecisionRequest(id=decision)
     answer = call_system(where, lambda system: system.call("GetDecision", request))

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 import trefoil
+from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import RUNNING, ServiceAddress, Sets, of_service, parse_sets, read_plan
 from trefoil.cli.output import AsJson, as_json, console, grid, power_text, print_json
@@ -45,11 +46,14 @@ class AgentClient:
 
     async def status(self) -> NodeStatus:
         """Status of the node now."""
-        from protos.power_agent.v1 import power_agent_pb2
-
         answer = await self.call("GetNode", power_agent_pb2.GetNodeRequest())
         status: NodeStatus = codec.from_proto(answer.node)
         return status
+
+    async def command(self, method: str, **fields: Any) -> Any:
+        """Call what changes something, under the epoch that the agent obeys now."""
+        epoch = (await self.status()).highest_epoch_seen
+        return await self.call(method, getattr(power_agent_pb2, f"{method}Request")(epoch=epoch, **fields))
 
 
 def call_agent(where: ServiceAddress, work: Callable[[AgentClient], Awaitable[T]]) -> T:
@@ -59,7 +63,6 @@ def call_agent(where: ServiceAddress, work: Callable[[AgentClient], Awaitable[T]
         SettingError: the certificate cannot be read.
         NotFound: no target was given and nothing runs in the state directory.
     """
-    from protos.power_agent.v1 import power_agent_pb2_grpc
 
     async def connected() -> T:
         async with open_service("power_agent", *where) as (address, channel):
@@ -111,8 +114,6 @@ def preview(
     as_json_: AsJson = False,
 ) -> None:
     """Show the steps that a plan would take on this node; touch nothing."""
-    from protos.power_agent.v1 import power_agent_pb2
-
     plan = read_plan(file)
 
     async def dry_run(agent: AgentClient) -> Any:
@@ -144,14 +145,10 @@ def drain(
     as_json_: AsJson = False,
 ) -> None:
     """Take a device (or the node) out of service without failing a request; --release ends it."""
-    from protos.power_agent.v1 import power_agent_pb2
 
     async def change(agent: AgentClient) -> NodeStatus:
-        epoch = (await agent.status()).highest_epoch_seen
-        request = power_agent_pb2.DrainRequest(
-            device=device, epoch=epoch, why=why, patience_s=patience_s, release=release
-        )
-        status: NodeStatus = codec.from_proto((await agent.call("Drain", request)).node)
+        answer = await agent.command("Drain", device=device, why=why, patience_s=patience_s, release=release)
+        status: NodeStatus = codec.from_proto(answer.node)
         return status if release or not wait_s else await _wait_until_empty(agent, device, wait_s)
 
     status = call_agent(where, change)
@@ -164,8 +161,6 @@ def drain(
 
 
 async def _wait_until_empty(agent: AgentClient, device: str, wait_s: float) -> NodeStatus:
-    from protos.power_agent.v1 import power_agent_pb2
-
     status = await agent.status()
     try:
         async with asyncio.timeout(wait_s):
@@ -196,15 +191,8 @@ def adopt(
     as_json_: AsJson = False,
 ) -> None:
     """Take over what runs on the node and is not proven to be its agent's."""
-    from protos.power_agent.v1 import power_agent_pb2
-
-    async def change(agent: AgentClient) -> NodeStatus:
-        epoch = (await agent.status()).highest_epoch_seen
-        request = power_agent_pb2.AdoptRequest(name=names or [], epoch=epoch)
-        status: NodeStatus = codec.from_proto((await agent.call("Adopt", request)).node)
-        return status
-
-    _print_unproven(call_agent(where, change), as_json_)
+    answer = call_agent(where, lambda agent: agent.command("Adopt", name=names or []))
+    _print_unproven(codec.from_proto(answer.node), as_json_)
 
 
 def reset(
@@ -214,15 +202,8 @@ def reset(
     as_json_: AsJson = False,
 ) -> None:
     """End what runs on the node and is not proven to be its agent's, and destroy its instances."""
-    from protos.power_agent.v1 import power_agent_pb2
-
-    async def change(agent: AgentClient) -> NodeStatus:
-        epoch = (await agent.status()).highest_epoch_seen
-        request = power_agent_pb2.ResetRequest(name=names or [], epoch=epoch, force=force)
-        status: NodeStatus = codec.from_proto((await agent.call("Reset", request)).node)
-        return status
-
-    _print_unproven(call_agent(where, change), as_json_)
+    answer = call_agent(where, lambda agent: agent.command("Reset", name=names or [], force=force))
+    _print_unproven(codec.from_proto(answer.node), as_json_)
 
 
 def _print_unproven(status: NodeStatus, as_json_: bool) -> None:
@@ -248,7 +229,6 @@ def clocks(
     as_json_: AsJson = False,
 ) -> None:
     """Hold a device's clock range, its power limit or both for a bounded time."""
-    from protos.power_agent.v1 import power_agent_pb2
 
     async def change(agent: AgentClient) -> Any:
         request = power_agent_pb2.SetClocksRequest(ttl_s=ttl_s)
@@ -277,14 +257,7 @@ def unlock(
     as_json_: AsJson = False,
 ) -> None:
     """End a lease of clocks or power limit before its time."""
-    from protos.power_agent.v1 import power_agent_pb2
-
-    async def change(agent: AgentClient) -> None:
-        epoch = (await agent.status()).highest_epoch_seen
-        request = power_agent_pb2.ReleaseClocksRequest(device=device, holder=holder, epoch=epoch)
-        await agent.call("ReleaseClocks", request)
-
-    call_agent(where, change)
+    call_agent(where, lambda agent: agent.command("ReleaseClocks", device=device, holder=holder))
     if as_json_:
         print_json({"released": device})
     else:
@@ -297,8 +270,6 @@ def energy(
 ) -> None:
     """Print energy samples as JSON lines: those that the agent still holds, then each new one."""
     import json
-
-    from protos.power_agent.v1 import power_agent_pb2
 
     async def watch(agent: AgentClient) -> None:
         try:
