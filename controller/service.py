@@ -80,7 +80,7 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
             agents_unreached=self._unreached(),
             places_refused=self._places_refused(),
             files_set_aside=self._disk.set_aside(),
-            set_aside=self._loop.observation.inputs.set_aside.lines(self._loop.clock.now_s()),
+            set_aside=self._loop.not_believed(),
             overrides=[*self._loop.overrides(), *([self._declared.why] if self._declared.why else [])],
             catalog_refused=self._files.why,
         )

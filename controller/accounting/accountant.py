@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
@@ -19,9 +20,7 @@ from controller.accounting.core.budgets import DAY_HOURS_MAX, HOUR, HourSpend, h
 from controller.accounting.core.modelled_base import ModelledBase, model_base
 from controller.accounting.core.receipts import (
     JoinedSample,
-    Key,
     Receipts,
-    rates_changed,
     sum_by_family,
 )
 from controller.accounting.core.served import Served, served_by_class
@@ -30,23 +29,22 @@ from controller.explore.core.candidate_measurement import GAP_S, UNMEASURED
 from controller.observe.core.observation import Observation
 from controller.observe.reader import AHEAD_S
 from controller.role.disk_store import DiskStore
+from controller.role.kept_files import LED
 from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, per_request, reading_at
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Revision
-from trefoil.core.energy import EnergySample, ReceiptRates
+from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import DeviceType
 from trefoil.core.objective import Objective
 from trefoil.core.outside.plausible import power_fault
 from trefoil.core.outside.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
-from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.fenced import Append, Put, SetFields, Write
-from trefoil.runtime.state import Keys, State, entry_order
+from trefoil.runtime.fenced import Append, SetFields, Write
+from trefoil.runtime.state import State, entry_order
 from trefoil.runtime.telemetry import Metrics
 
 TOTALS_TTL_S = 90 * 86_400.0
@@ -55,10 +53,8 @@ FLUSH_S = 5.0
 HOURS_KEPT = 2  # whose totals are written again each time: of whatever happens to them in Redis nothing stays
 SAMPLES_MAX = 100_000  # of one exploration: a day of one device
 HELD_MAX_S = 5.0  # that totals wait for the successor of a sample which does not continue the one before
-PUBLISH_S = 5.0  # how often receipt rates are published once one of them has moved by PUBLISH_RATIO
-PUBLISH_RATIO = 0.005
-REPEAT_S = 20.0  # how often they are published all the same: dispatchers call them old after 60 s
 RESIDUAL_S = 600.0  # over which trefoil_receipt_residual_ratio compares receipts with metered energy
+FOLLOWED_S, FOLLOWED_MAX = 60.0, 10_000  # of a stream, before the entry up to which it is booked
 LATE_S = 5.0  # by how much the samples of two devices may be out of order
 
 
@@ -145,6 +141,7 @@ class Accountant:
         controller leads: until then the leader books them. `lent`: devices on which a profile is measured; their joules
         are booked on no family."""
         self._note_lent(lent)
+        self._model_base(families)
         if self._leadership.epoch not in (0, self._epoch):
             try:
                 await self._take_over(self._leadership.epoch)
@@ -153,7 +150,6 @@ class Accountant:
         if not self._epoch:
             return
         readings, self._families = self.readings(), families
-        self._model_base(families)
         for node in sorted(self._observation.inputs.nodes):
             key, offset_s = self._state.keys.energy(node), self._observation.inputs.clock_offsets_s.get(node, 0.0)
             if offset_s is None:
@@ -239,16 +235,21 @@ class Accountant:
 
     async def _take_over(self, epoch: int) -> None:
         """Go on from what this process or its disk knows; where Redis says that more is accounted, which another
-        controller did then, from what it holds."""
+        controller did then, from what it holds. So too where totals stand and nothing proves how far each stream is in
+        them: what the streams hold by now is left out then."""
         told: dict[str, tuple[int, float]] = {}
         if not self._epoch:
             self._past = {hour: dict(each) for hour, each in self._disk.load_plain("spent").get("hours", {}).items()}
         saved = {} if self._epoch else self._disk.load_plain("accounting")
         ours = self._attempted_ids or {str(key): str(entry_id) for key, entry_id in saved.get("ids", {}).items()}
         accounted = await self._accounted(ours)
+        proven = bool(self._epoch or accounted) or self._is_newest(saved)
         if any(entry_order(at) > entry_order(ours.get(key, "0")) for key, at in accounted.items()):
             self._hours = await self._stored_sums()
             self._ids = accounted
+        elif not proven and await self._state.names(self._state.keys.totals_prefix()):
+            self._hours = await self._stored_sums()
+            self._ids = await self._ends_of_streams()
         elif not self._epoch:
             self._ids = ours
             self._hours = self._still_kept(saved.get("hours", {}))
@@ -257,11 +258,13 @@ class Accountant:
             self._epoch = epoch
             return
         await self._read_past()
-        self._epoch = epoch
-        self._unwritten, self._last = {}, {}
         self._order.begin(told)
+        if not told:
+            await self._follow()
+        self._epoch = epoch
+        self._unwritten, self._last, self._flushed_at_s = {}, {}, self._clock.now_s()
         self._folded.clear()
-        if self._ids:  # of what was answered before, the one before has counted nearly all
+        if self._ids or self._hours:  # of what was answered before, the one before has counted nearly all
             windows = self._observation.windows
             self._answered.counts = dict(windows.answered)
             self._answered_tenants.counts = dict(windows.answered_tenants)
@@ -282,6 +285,31 @@ class Accountant:
                 at = ours.get(key, newest[-1][0])
             if entry_order(at) > (0, 0):
                 found[key] = at
+        return found
+
+    async def _follow(self) -> None:
+        """Follow each stream to the entry up to which it is booked, so that what comes next has to continue it."""
+        for key, at in self._ids.items():
+            after_ms = max(0, entry_order(at)[0] - round(1e3 * FOLLOWED_S))
+            for entry_id, sample in await self._state.stream(key, EnergySample, f"{after_ms}-0", FOLLOWED_MAX):
+                offset_s = self._observation.inputs.clock_offsets_s.get(sample.node, 0.0) or 0.0
+                if entry_order(entry_id) <= entry_order(at) and self._is_possible(sample, offset_s):
+                    self._order.take(sample.device, sample, proven=True)
+        self._order.release()
+
+    def _is_newest(self, saved: Mapping[str, Any]) -> bool:
+        """Whether no other controller has led since these books were saved, as far as this disk knows."""
+        others = self._disk.load_plain(LED).get("taken_over") or (0,)
+        return bool(saved) and int(saved.get("epoch", 0)) >= int(others[0])
+
+    async def _ends_of_streams(self) -> dict[str, str]:
+        """Newest entry of each energy stream: which of its samples are booked is not known, so all are set aside."""
+        keys, found = self._state.keys, dict[str, str]()
+        for key in await self._state.names(keys.energy("")):
+            newest = () if key.startswith(keys.energy_minutes("")) else await self._state.tail(key, EnergySample)
+            for entry_id, sample in newest:
+                found[key] = entry_id
+                self._set_aside(sample, f"{entry_id} and all before it: no disk and no {keys.accounted()} says how far")
         return found
 
     async def _stored_sums(self, since: str = "", until: str = "") -> dict[str, dict[str, dict[str, float]]]:
@@ -323,6 +351,19 @@ class Accountant:
             self._disk.save_later("spent", {"hours": self._past})
         return {hour: sums for hour, sums in hours.items() if hour >= oldest}
 
+    def _newest_hour(self) -> str:
+        return max((*self._hours, *self._past), default="")
+
+    def clock_fault(self) -> str:
+        """What contradicts the clock of this machine: hours after it are booked; "" for nothing."""
+        hour, newest = self._recent_hours()[0], self._newest_hour()
+        if newest <= hour:
+            return ""
+        return (
+            f"the clock of this machine: it is in hour {hour} (UTC), and hours up to {newest} are booked. "
+            "Remedy: synchronise it, then restart the controller"
+        )
+
     async def flush(self) -> None:
         """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
         self._flushed_at_s = self._clock.now_s()
@@ -331,8 +372,16 @@ class Accountant:
             self._book(sample.node, sample, self.readings(), self._families, offset_s)
         if not self._epoch or not (any(self._unwritten.values()) or self._folded):
             return
-        keys, hours = self._state.keys, self._recent_hours()
-        sums = self._hours.setdefault(hours[0], {})
+        keys, hour = self._state.keys, self._recent_hours()[0]
+        if hour not in self._hours and self._newest_hour() >= hour:  # the clock went back: it was booked before
+            try:
+                stored = await self._stored_sums(hour)
+            except errors.StateUnavailable as error:
+                self._log.info("totals wait", error=str(error))
+                return
+            self._log.warning("an hour comes again", hour=hour, why=self.clock_fault())
+            self._hours[hour] = stored.get(hour, {})
+        sums = self._hours.setdefault(hour, {})
         for family, deltas in self._unwritten.items():
             booked = sums.setdefault(family, {})
             for name, delta in deltas.items():
@@ -353,7 +402,8 @@ class Accountant:
             return
         self._folded.clear()
         self._hours = self._still_kept(self._hours)
-        self._disk.save_later("accounting", {"ids": self._ids, "hours": self._hours, "told": told})
+        books = {"ids": self._ids, "hours": self._hours, "told": told, "epoch": self._epoch}
+        self._disk.save_later("accounting", books)
 
     def hold(self, from_s: float) -> None:
         """Retain samples from a time on; `inf` lets go of all."""
@@ -521,31 +571,3 @@ class Accountant:
 
     def _family(self, family: str) -> _Recent:
         return self._recent.setdefault(family, _Recent())
-
-
-class ReceiptPublisher:
-    """Publisher of receipt rates to the dispatchers: when a rate has moved, and again before they call it old."""
-
-    def __init__(
-        self, settings: ControllerSettings, keys: Keys, receipts: Receipts, leadership: Leadership, clock: Clock
-    ) -> None:
-        self._settings, self._keys, self._receipts = settings, keys, receipts
-        self._leadership, self._clock = leadership, clock
-        self._published_ratios: dict[Key, float] = {}
-        self._at_s = -math.inf
-        self._published_at_s = -math.inf
-
-    async def publish(self, plan: Plan | None) -> None:
-        """Publish the rates if it is time to."""
-        now_s = self._clock.now_s()
-        if now_s - self._at_s < PUBLISH_S:
-            return
-        self._at_s = now_s
-        rates = self._receipts.rates(plan)
-        if now_s - self._published_at_s < REPEAT_S and not rates_changed(self._published_ratios, rates, PUBLISH_RATIO):
-            return
-        revision = plan.revision if plan is not None else Revision()
-        told = ReceiptRates(rates, now_s, self._settings.carbon.series, self._settings.pue, revision)
-        await self._leadership.write([Put(self._keys.receipts(), told)])
-        self._published_at_s = now_s
-        self._published_ratios = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from controller.accounting.accountant import REPEAT_S, Accountant
+from controller.accounting.accountant import Accountant
 from controller.accounting.core.budgets import Costs, HourSpend, day_of, free_at_s, rung_of, spent, used_of
+from controller.accounting.receipt_publisher import REPEAT_S
 from controller.role.leadership import Leadership
 from trefoil.core.objective import Budget, BudgetKey, BudgetRung, TenantRung, TenantRungs, zone_of
 from trefoil.runtime.clock import Clock

@@ -13,10 +13,11 @@ from typing import Final
 
 import structlog
 
-from controller.accounting.accountant import Accountant, ReceiptPublisher
+from controller.accounting.accountant import Accountant
 from controller.accounting.budgets import BudgetRungs
 from controller.accounting.core.modelled_base import ModelledBase
 from controller.accounting.core.served import Served
+from controller.accounting.receipt_publisher import ReceiptPublisher
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.control import Change, ControlCore
@@ -265,6 +266,11 @@ class ControlLoop:
     def served(self) -> tuple[float, list[Served], ModelledBase]:
         """What was served of late, over how many seconds, and the model of BASE that totals go by."""
         return *self._accountant.served(self.core.objectives, self._clock.now_s()), self._accountant.base
+
+    def not_believed(self) -> list[str]:
+        """What was read of late and is not gone by, a line each: values, and the clock of this machine."""
+        fault = self._accountant.clock_fault()
+        return [*self.observation.inputs.set_aside.lines(self._clock.now_s()), *([fault] if fault else [])]
 
     async def set_objectives(self, make: Callable[[], Change | None]) -> str:
         """Put a change in force: `ControlCore.set_objectives`, with what it raises; returns what cannot be met of it,

@@ -19,7 +19,7 @@ from trefoil.core.fleet import NodeStatus
 from trefoil.core.outside.stream_order import StreamOrder
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.sightings import AGREE_S, LiveAcks, Sightings
-from trefoil.runtime.state import SIGNAL_TTL_S, State
+from trefoil.runtime.state import LOADS_MAX, SIGNAL_TTL_S, State
 
 LOG = structlog.get_logger()
 WRITTEN_S: Final = 5.0  # after its end a second is written down, unless its writer's clock is another
@@ -102,7 +102,7 @@ class ObservationReader:
         load_keys = await self._state.names(keys.load_prefix())
         self._order.keep(load_keys)
         for key in load_keys:
-            for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
+            for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0"), LOADS_MAX):
                 self._load_ids[key] = entry_id
                 proven = self._live.offset_s(window.dispatcher, window.worker) is not None
                 for one in self._order.take(key, window, proven) if self._is_over(window) else ():

@@ -70,7 +70,7 @@ class KeptFiles:
         Raises:
             errors.DiskUnavailable: that cannot be kept.
         """
-        self._disk.save(LED, {"epoch": epoch})
+        self._disk.save(LED, {**self._disk.load_plain(LED), "epoch": epoch})
         self._disk.forget_lost()
         self._disk.copy_all()
         self._written = Revision(epoch)

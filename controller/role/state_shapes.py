@@ -10,7 +10,7 @@ from controller.explore.core.exploration_state import ExplorationTotals
 from controller.role.by_command import BY_COMMAND, FLEET, TENANT_BUDGETS, ByCommand, KeptBudgets
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
-from trefoil.core.outside.plausible import EPOCH_MAX
+from trefoil.core.outside.plausible import EPOCH_MAX, is_sum
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime.state_files import as_epoch
 
@@ -82,15 +82,17 @@ class KeptMemory:
 
 @dataclass(frozen=True, slots=True)
 class KeptBooks:
-    """What is accounted: ids of energy streams, sums by hour, family and name, and each device's last sample."""
+    """What is accounted: ids of energy streams, sums by hour, family and name, each device's last sample, and the
+    epoch that was led under then."""
 
     ids: Mapping[str, str]
     hours: Mapping[str, Mapping[str, Mapping[str, float]]]
     told: Mapping[str, tuple[int, float]]
+    epoch: int = 0
 
     def __post_init__(self) -> None:
-        sums = (number for hour in self.hours.values() for family in hour.values() for number in family.values())
-        _require("hours", "a sum", all(0 <= number < math.inf for number in sums))
+        sums = (one for hour in self.hours.values() for family in hour.values() for one in family.items())
+        _require("hours", "a sum", all(is_sum(name, number) for name, number in sums))
         _require("told", "an end", all(math.isfinite(end_s) for _, end_s in self.told.values()))
 
 

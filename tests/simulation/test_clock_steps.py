@@ -15,6 +15,7 @@ from tests.support.virtual.system import PLACES, System, history
 from trefoil.core.energy import EnergySample
 
 STEP_AT_S, ASKED_S = 9.0, 0.5
+HEARD_S = 5.0  # within which windows of a worker that has started come
 EVERYBODY = ("everybody", PLACES)
 ONE_EACH = tuple((place, (place,)) for place in PLACES)
 FLUSH_SHARE = 0.05  # by which two histories differ whose last totals were written a second apart
@@ -64,6 +65,11 @@ class Watch:
                 self.lost.append((now_s, f"the controller calls {stale} stale"))
             if observation.inputs.nodes and not observation.windows.live(system.controller.clock.now_s()):
                 self.lost.append((now_s, "the controller hears no dispatcher"))
+            of_late = observation.windows.begun_since(system.controller.clock.now_s() - HEARD_S)
+            heard = {(window.dispatcher, window.worker) for window in of_late}
+            silent = [one.name for one in system.workers if one.local is not None and one.local.id not in heard]
+            if silent and now_s > STEP_AT_S + 2 * HEARD_S:
+                self.lost.append((now_s, f"the controller does not hear {silent}"))
         for worker in system.workers:
             if worker.local is None:
                 continue
@@ -138,8 +144,13 @@ def restart_agent(system: System) -> None:
     system.nodes["node0"].restart()
 
 
+def restart_worker(system: System) -> None:
+    system.workers[0].kill()
+    system.workers[0].start()
+
+
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
-@pytest.mark.parametrize("again", [restart_controller, restart_agent])
+@pytest.mark.parametrize("again", [restart_controller, restart_agent, restart_worker])
 def test_who_starts_after_the_step_knows_the_others_by_sight(again, step_s):
     watch, system = play(PLACES[:-1], step_s, again)
     assert not watch.lost, told([f"{at_s:.2f} s: {what}" for at_s, what in watch.lost], system.log)

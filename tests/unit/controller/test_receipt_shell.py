@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.accounting.accountant import Accountant, ReceiptPublisher
+from controller.accounting.accountant import Accountant
 from controller.accounting.core.receipts import Receipts
+from controller.accounting.receipt_publisher import ReceiptPublisher
 from controller.forecasters.last_max import LastMax
 from controller.observe.core.observation import Observation
 from controller.observe.reader import ObservationReader
@@ -51,6 +52,7 @@ class World:
         )
         self.series = ReceiptPublisher(settings, self.state.keys, receipts, self.authority, self.clock)
         self.told: list[ReceiptRates] = []
+        self.count = round(now_s - NOW_S) if before is None else before.count  # of windows and samples
         self._agent = None
 
     async def start(self) -> None:
@@ -64,15 +66,17 @@ class World:
         """Answers and energy of one second, then one look."""
         await self.clock.advance(1.0)
         await self.authority._step()
+        self.count += 1
         now_s, key = self.clock.now_s(), KEYS[0]
         cell = LoadCell(
             LoadKey("digits", "s", key), answered=answered, items=answered, receipt_j=receipt_j, receipts=answered
         )
-        window = LoadWindow("d", 0, round(now_s - NOW_S), now_s - 1, now_s, cells=(cell,))
+        window = LoadWindow("d", 0, self.count, now_s - 1, now_s, cells=(cell,))
         await self.state.append_unfenced(self.state.keys.load("d", 0), window)
         energy = sample(
             SliceKey(key.device, key.slice_type, key.start, key.size), "s", answered * j_each, now_s, **metered
         )
+        energy = replace(energy, seq=round(NOW_S) + self.count)
         await self.state.append(self._agent, self.state.keys.energy("n"), energy, 1000)
         await self.reader.refresh()
         assert self.seen.inputs.down == ""
