@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
-from trefoil.core.catalog import Catalog
+from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.device_types import slice_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import (
@@ -192,9 +192,7 @@ def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, kind: DeviceType, cat
         return "the files that its Triton was started with are gone"
     if any(catalog.family(hosted.family).sequence for hosted in set(seen.hosted) - set(wanted.hosted)):
         return "sequences have to end first"
-    need_mib = CONTEXT_MIB + sum(
-        catalog.family(h.family).variant(h.variant).memory_mib for h in {*seen.hosted, *wanted.hosted}
-    )
+    need_mib = CONTEXT_MIB + sum(memory_mib(catalog, hosted) for hosted in {*seen.hosted, *wanted.hosted})
     fits = need_mib <= slice_type(kind, seen.key.slice_type).memory_mib
     return "" if fits else "both do not fit at once"
 

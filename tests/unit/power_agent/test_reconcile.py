@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from power_agent.slices.core.reconcile import SeenDevice, SeenSlice, Task, reconcile, refuse_plan
 from tests.support.plans import CATALOG, LARGE, SMALL, key, planned
-from trefoil.core.common import Revision
+from trefoil.core.common import ProfileRow, Revision
 from trefoil.core.device_types import A100_40GB, placements
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState
@@ -232,6 +232,17 @@ def test_variants_that_do_not_fit_beside_each_other_drain_and_start_again():
     )
     tasks = reconcile(seen(before), node_plan(planned("1g.5gb", 0, huge)), catalog)
     assert verbs(tasks) == ["drain", "stop", "start", "load", "warm_up"]
+
+
+def test_of_two_stages_on_a_slice_one_leaves_while_the_other_serves():
+    of = ("A100-SXM4-40GB", "1g.5gb", "toy", LARGE.name)
+    rows = [ProfileRow(*of, stage, 1, 1410, (), 9.0, 9.0, 9.0, 50.0, 5.0, 100.0, 2_000) for stage in (1, 2)]
+    catalog = dataclasses.replace(CATALOG, rows=tuple(rows))
+    one, two = (dataclasses.replace(planned("1g.5gb", 0, LARGE).hosted[0], stage=n, stages=2) for n in (0, 1))
+    both, alone = PlannedSlice(key("1g.5gb"), (one, two)), PlannedSlice(key("1g.5gb"), (one,))
+    for before, after in ((both, alone), (alone, both)):  # 400 + 2 x 2,000 MiB of 4,864; whole, each has 4,000
+        refuse_plan(node_plan(after), "node0", seen(), catalog)
+        assert verbs(reconcile(seen(ready(before)), node_plan(after), catalog)) == ["load", "warm_up"]
 
 
 def test_a_neighbour_starts_while_another_slice_drains():
