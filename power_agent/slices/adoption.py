@@ -27,6 +27,7 @@ from power_agent.slices.node_state import Device, Node
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
 from power_agent.slices.unproven import Unproven
+from power_agent.triton.client import TritonSlow
 from trefoil.core.device_types import device_type, engine_type
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, DeviceType, SliceKey, SliceState
@@ -218,21 +219,25 @@ async def _end_orphan(executor: StepExecutor, tag: str) -> None:
 
 
 async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> None:
-    """Ask a Triton what it serves, and for one real inference; one that does not answer is FAILED."""
-    log = structlog.get_logger()
+    """Ask a Triton what it serves, and for one real inference; one that does not answer is FAILED. One that says what
+    it serves may be at a long call: it is asked again while it serves."""
+    log, told = structlog.get_logger(), False
     assert part.triton is not None
     try:
         async with asyncio.timeout(PROBE_S):
             part.hosted = await executor.read_hosted(part, node.variant_of)
+            told = True
             if part.state in SERVING or part.state == SliceState.STARTING:
                 for hosted in part.hosted:
                     await part.triton.probe(hosted.model, hosted.version, PROBE_S)
                 part.overhead_requests += len(part.hosted)
     except (TrefoilError, TimeoutError) as error:
-        if part.state in SERVING:
-            part.fail(f"adopted, but does not infer: {error}", node.clock.now_s())
-        return
-    part.last_success_s = node.clock.now_s()
+        if not (told and part.state == SliceState.READY and isinstance(error, TritonSlow | TimeoutError)):
+            if part.state in SERVING:
+                part.fail(f"adopted, but does not infer: {error}", node.clock.now_s())
+            return
+    else:
+        part.last_success_s = node.clock.now_s()
     if part.state == SliceState.SWAPPING:  # whichever it serves now, it serves
         part.move(SliceState.READY, "adopted in the middle of a swap", node.clock.now_s())
     if part.state == SliceState.STARTING and part.hosted:  # its start had ended, and the journal did not know

@@ -57,6 +57,10 @@ class StubDead(TritonUnready):
     """The python stub inside this Triton died. Ready flags stay true; only `heal` brings it back."""
 
 
+class TritonSlow(TritonUnready):
+    """No answer within the time given: the model hangs, or executes a call that takes longer."""
+
+
 class LoadFailed(TritonUnready):
     """Triton refused to load a version; what was loaded before goes on serving."""
 
@@ -158,7 +162,7 @@ class TritonClient:
         started_s = self._clock.monotonic_s()
         for one in hosted:
             while True:
-                why = await self._not_loaded(one)
+                why = await self._not_loaded(one, self._timeout_s)
                 left_s = timeout_s - (self._clock.monotonic_s() - started_s)
                 if not why:
                     break
@@ -167,11 +171,15 @@ class TritonClient:
                 await self._clock.sleep(min(POLL_S, left_s))
             await self.probe(one.model, one.version, max(left_s, POLL_S))
 
-    async def _not_loaded(self, hosted: Hosted) -> str:
+    async def is_ready(self, hosted: Hosted, timeout_s: float) -> bool:
+        """Whether Triton says within so long that it has this version; a hung server says nothing."""
+        return not await self._not_loaded(hosted, timeout_s)
+
+    async def _not_loaded(self, hosted: Hosted, timeout_s: float) -> str:
         """Why this version is not loaded yet; "" when it is."""
         request = service_pb2.ModelReadyRequest(name=hosted.model, version=str(hosted.version))
         try:
-            reply = await self._call("ModelReady", request, timeout=self._timeout_s)
+            reply = await self._call("ModelReady", request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             return f"ModelReady: {error.code().name} {error.details()}"
         return "" if reply.ready else f"version {hosted.version} of {hosted.model} is not loaded"
@@ -184,7 +192,8 @@ class TritonClient:
 
         Raises:
             StubDead: the python stub is gone.
-            TritonUnready: no answer, or one without the contract's outputs.
+            TritonSlow: no answer within `timeout_s`.
+            TritonUnready: another error, or an answer without the contract's outputs.
         """
         return await self.infer(self._contract(family), version, timeout_s)
 
@@ -198,7 +207,10 @@ class TritonClient:
             why = (
                 f"{self._target} does not infer with {family} version {version}: {error.code().name} {error.details()}"
             )
-            raise (StubDead if is_stub_dead(error.code(), error.details()) else TritonUnready)(why) from error
+            if is_stub_dead(error.code(), error.details()):
+                raise StubDead(why) from error
+            slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            raise (TritonSlow if slow else TritonUnready)(why) from error
         if method == STREAM:
             if told := reply.error_message:
                 dead = STUB_DEAD_TEXT in told

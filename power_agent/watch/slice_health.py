@@ -4,9 +4,13 @@
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
 slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe_s`. An adopted engine is not asked for
 the last reason while dispatchers have requests on it: they see what comes of them.
+
+A probe that times out may stand behind a first call, which loads or compiles. So while the server answers, a model is
+slow and not failed until its probes have timed out for FIRST_CALL_S; its neighbours on the slice serve meanwhile.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,8 +21,8 @@ from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import PROBE_TIMEOUT_S, StepExecutor
-from power_agent.triton.client import StubDead
-from trefoil.core.demand import TableAck
+from power_agent.triton.client import StubDead, TritonClient, TritonSlow
+from trefoil.core.demand import FIRST_CALL_S, TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.fleet import SERVING, SliceKey, SliceState
 from trefoil.runtime.model_files import CONFIG
@@ -28,6 +32,8 @@ STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first aga
 CLEARED_POLLS: Final = 4  # for so many polls a good probe outweighs ejections and failing calls
 LOOKS_MAX: Final = 3  # periods for which one look at what is in flight stands at most
 TIMEOUTS_MAX: Final = 2  # a probe that only times out may stand behind a queue
+SLOW_MAX: Final = math.ceil(FIRST_CALL_S / PROBE_TIMEOUT_S)  # probes that time out while the server answers
+ALIVE_S: Final = 1.0  # within which a server answers whatever its models do
 
 
 def probe_reason(ejected: bool, failing: bool, quiet_s: float, quiet_probe_s: float) -> str:
@@ -181,11 +187,14 @@ class SliceHealth:
             for hosted in part.hosted:
                 await triton.probe(hosted.model, hosted.version, PROBE_TIMEOUT_S)
         except TrefoilError as error:
+            slow = False
+            if isinstance(triton, TritonClient) and isinstance(error, TritonSlow):
+                slow = await triton.is_ready(hosted, ALIVE_S)
             if part.incarnation != incarnation or part.state != SliceState.READY or self._reconciler.busy(part):
-                return  # somebody else has dealt with it meanwhile
+                return  # another step has dealt with it meanwhile
             self._timeouts[part.key] = self._timeouts.get(part.key, 0) + 1
             if not isinstance(error, StubDead):
-                if self._timeouts[part.key] < TIMEOUTS_MAX:
+                if self._timeouts[part.key] < (SLOW_MAX if slow else TIMEOUTS_MAX):
                     return
                 part.heal_failure = str(error)
             self._timeouts.pop(part.key)

@@ -15,6 +15,8 @@ OWN_NAMES: Final = "("
 """First character of tenants and classes that Trefoil itself books to: clients cannot send a class that begins so."""
 PROBE_ID: Final = "trefoil-probe"
 """Id of a request by which Trefoil itself tries a model."""
+FIRST_CALL_S: Final = 30.0
+"""For a model's first call of a kind, which may load or compile; a model that has not answered then may be stuck."""
 PROBE_TENANT: Final = "(trefoil)"
 """Tenant that such a request is booked to, where its caller has none; no tenant of a file can have this name."""
 JOB_CLASS: Final = "(job)"

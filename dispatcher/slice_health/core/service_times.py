@@ -22,6 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from trefoil.core.demand import FIRST_CALL_S
 from trefoil.core.fleet import SliceKey
 
 ALPHA: Final = 0.1
@@ -32,7 +33,6 @@ SHRINK: Final = 0.95
 LENGTHEN: Final = 1.5
 LONGEST: Final = 2.0
 SIZES: Final = 16  # 2**15 items and more are one size
-FIRST_CALL_S: Final = 30.0  # to load or compile; a model that is stuck from its first call on is suspected after that
 
 
 @dataclass(slots=True)

@@ -17,8 +17,9 @@ from dispatcher.slice_health.core.outliers import (
     SlowStart,
     panicking_family,
 )
-from dispatcher.slice_health.core.service_times import FIRST_CALL_S, HALF_LIFE_S, ServiceTimes
+from dispatcher.slice_health.core.service_times import HALF_LIFE_S, ServiceTimes
 from tests.unit.dispatcher.worlds import key, node, status
+from trefoil.core.demand import FIRST_CALL_S
 
 A, B = key(0), key(1)
 AT_A, AT_B = (A, "l"), (B, "l")  # of the model `l`
