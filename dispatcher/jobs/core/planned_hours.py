@@ -49,7 +49,12 @@ class PlanSight:
         elif plan.revision.epoch != epoch:
             self._drop(f"the plan of jobs is of epoch {plan.revision.epoch}, controllers lead under {epoch}")
             return
-        elif held is None or held.revision.epoch != epoch or plan.revision > held.revision:
+        elif (
+            held is None
+            or held.revision.epoch != epoch
+            or plan.revision > held.revision
+            or now_s - self._since_s >= STALE_S  # no newer one came: the one that was seen last was false
+        ):
             self._plan, self._since_s, self.why = plan, now_s, ""
             self._jobs = {one.job_id: one for one in plan.jobs}
         elif plan.revision < held.revision:

@@ -3,7 +3,7 @@
 Data: `TenantRungs`, which the controller publishes on each change and every 20 s, and the time it is from.
 Decision: the rung of a tenant and a family: the highest of its budgets, of the tenant, the family, or both.
 Formulation: rungs hold for KEEP_S after they were published, and each to the end of its budget's day: without a
-    controller every tenant is served. Of what was published the newest counts, by epoch and time.
+    controller every tenant is served. Of what was published the newest counts, by epoch and time, while it holds.
 Deviations: none.
 """
 
@@ -32,7 +32,7 @@ class BudgetLadder:
     def set(self, told: TenantRungs, own_s: float) -> None:
         """Go by these rungs. `own_s`: when they were published, by this clock."""
         newest = told.epoch, told.observed_at_s
-        if newest < self._newest:
+        if newest < self._newest and own_s < self._until_s:
             return
         self._newest, self._until_s, self._ahead_s = newest, own_s + KEEP_S, told.observed_at_s - own_s
         self._rungs = {(one.tenant, one.family): one for one in told.rungs if one.rung}

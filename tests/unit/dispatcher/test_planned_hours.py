@@ -138,6 +138,16 @@ def test_an_older_plan_of_the_same_leader_is_not_followed_and_the_next_is():
     assert sight.of("f/a", NOW_S) == JOB, "a new leader begins to count again"
 
 
+def test_a_false_plan_keeps_true_ones_out_until_it_is_stale():
+    false, true = (plan(number=2**60), 3, 0.0), [(plan(number=number), 3, 60.0 * number) for number in range(1, 6)]
+    sight = seen(false, *true[:4])
+    assert sight.of("f/a", NOW_S) is None
+    assert "is older than" in sight.why
+    sight.look(*true[4])
+    assert sight.of("f/a", NOW_S) == JOB
+    assert sight.revision == Revision(3, 5)
+
+
 def test_a_plan_of_another_time_is_not_followed():
     sight = seen((plan(), 3, 0.0))
     assert sight.of("f/a", NOW_S + AGE_MAX_S + 1) is None

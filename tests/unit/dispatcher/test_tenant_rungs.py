@@ -65,6 +65,16 @@ def test_an_older_publication_changes_nothing():
     assert rungs.find("acme", "digits", NOW_S + 30.0) is not None
 
 
+@pytest.mark.parametrize(("epoch", "ahead_s"), [(10**11, 0.0), (1, 1e9)])
+def test_a_false_publication_keeps_true_ones_out_for_no_longer_than_it_is_obeyed(epoch, ahead_s):
+    rungs = ladder(epoch=epoch, ahead_s=ahead_s)
+    for later_s in (20.0, KEEP_S - 0.1):
+        rungs.set(TenantRungs((ACME,), 1, NOW_S + later_s), NOW_S + later_s)
+        assert rungs.find("acme", "cats", NOW_S + later_s) is None
+    rungs.set(TenantRungs((ACME,), 1, NOW_S + KEEP_S), NOW_S + KEEP_S)
+    assert rungs.find("acme", "cats", NOW_S + KEEP_S).rung is BudgetRung.REFUSED
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, -86_400.0, 7200.0])
 def test_times_are_told_by_the_controllers_clock_and_waited_by_ones_own(ahead_s):
     rung = replace(ACME, free_at_s=ACME.free_at_s + ahead_s)
