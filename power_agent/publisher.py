@@ -20,6 +20,7 @@ from power_agent.slices.node_state import Node
 from trefoil.core.common import Lease
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import Fenced, StartError, StateUnavailable
+from trefoil.core.outside.stream_order import FOLDED_MAX, StreamOrder
 from trefoil.runtime.fenced import Append, Put
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.state import SIGNAL_TTL_S, State
@@ -165,25 +166,34 @@ class Publisher:
             self._node.changes.notify()
 
     async def newest(self) -> dict[str, EnergySample]:
-        """Newest sample of each device that the stream holds; none where Redis does not answer."""
+        """Newest sample of each device that the stream holds and that continues one there; none where Redis does not
+        answer."""
         try:
             return await self._newest()
         except StateUnavailable as error:
             self._log.warning("what was published of energy is not known", why=str(error))
             return {}
 
+    async def _tail(self) -> list[EnergySample]:
+        key, count = (
+            self._state.keys.energy(self._node.settings.node),
+            TAIL_PER_DEVICE * max(1, len(self._node.devices)),
+        )
+        return [sample for _, sample in await self._state.tail(key, EnergySample, count)]
+
     async def _newest(self) -> dict[str, EnergySample]:
-        count = TAIL_PER_DEVICE * max(1, len(self._node.devices))
-        newest: dict[str, EnergySample] = {}
-        for _, sample in await self._state.tail(self._state.keys.energy(self._node.settings.node), EnergySample, count):
-            if sample.device not in newest or sample.seq > newest[sample.device].seq:
-                newest[sample.device] = sample
+        order, newest = StreamOrder[EnergySample](lambda *_: None, FOLDED_MAX), dict[str, EnergySample]()
+        for sample in await self._tail():
+            newest |= {one.device: one for one in order.take(sample.device, sample, proven=True)}
         return newest
 
     async def _line_up_stream(self) -> None:
-        """Line up the samples that the stream does not hold."""
-        newest = {device: sample.seq for device, sample in (await self._newest()).items()}
-        missing = [sample for sample in self._energy_log.ring if sample.seq > newest.get(sample.device, 0)]
+        """Line up the samples that the stream does not hold: those after the newest of ours there, whatever else it
+        holds."""
+        there = {(one.device, one.seq, one.counter_j) for one in await self._tail()}
+        ring = self._energy_log.ring
+        newest = {one.device: one.seq for one in ring if (one.device, one.seq, one.counter_j) in there}
+        missing = [sample for sample in ring if sample.seq > newest.get(sample.device, 0)]
         self._pending = deque(missing)
         self._stream_in_step = True
         if missing:

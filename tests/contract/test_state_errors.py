@@ -522,3 +522,28 @@ async def test_an_agent_loses_no_joule_whatever_redis_answers(text: str) -> None
     agent.server.refuses = agent.server.refuses_writes = ""
     await agent.seconds(6)
     assert await agent.published() == list(range(1, len(agent.ring) + 1))
+
+
+@pytest.mark.parametrize("seq", [10, 23, 2**31, 10**12 - 1])
+async def test_a_false_sample_keeps_no_true_one_from_being_sent_again(seq: int) -> None:
+    agent = _Agent()
+    await agent.seconds(3)
+    agent.server.refuses = agent.server.refuses_writes = WRITES_REFUSED[0]
+    await agent.seconds(20)
+    lie = replace(agent.ring[-1], seq=seq, counter_j=9.0, idle_j=9.0)
+    agent.server.append(agent.state.keys.energy("node0"), {b"d": codec.encode(lie)}, 1000)
+    agent.server.refuses = agent.server.refuses_writes = ""
+    await agent.seconds(6)
+    assert await agent.publisher.newest() == {"node0/gpu0": agent.ring[-1]}
+    true = [sample for _, sample in await agent.state.stream(agent.state.keys.energy("node0"), EnergySample)]
+    assert [sample.seq for sample in true if sample.counter_j == 10.0] == list(range(1, len(agent.ring) + 1))
+
+
+@pytest.mark.parametrize("seq", [4, 5, 2**31])
+async def test_an_agent_goes_on_from_no_sample_that_continues_none(seq: int) -> None:
+    agent = _Agent()
+    await agent.seconds(3)
+    last = agent.ring[-1]
+    lie = replace(last, seq=seq, starts_at_s=last.ends_at_s - 30.0, mark_j=0.0, origin="nobody")
+    agent.server.append(agent.state.keys.energy("node0"), {b"d": codec.encode(lie)}, 1000)
+    assert await agent.publisher.newest() == {"node0/gpu0": agent.ring[-1]}
