@@ -361,7 +361,7 @@ class Accountant:
             return ""
         return (
             f"the clock of this machine: it is in hour {hour} (UTC), and hours up to {newest} are booked. "
-            "Remedy: synchronise it, then restart the controller"
+            "Remedy: synchronise it, then restart the controller; if it is right, it was ahead before"
         )
 
     async def flush(self) -> None:

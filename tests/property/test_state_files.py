@@ -52,6 +52,7 @@ KEPT = {
         "ids": {"energy:n": "1-0"},
         "hours": {"2026112717": {"f": {"joules": 1.0}}},
         "told": {"d": [1, 2.0]},
+        "epoch": 7,
     },
     "control": {"mode": "ACT", "frozen": True, "pinned": False},
     "fleet_objective": {"max_watts": 400.0},

@@ -1,6 +1,7 @@
 """One wrong but well-formed value in any key of Redis or in any state file, at any moment: all heals within 10 s.
 
-Several of them in each history of a whole system, half of the values newer than the truth. No service ends; no request
+Several of them in each history of a whole system, half of the values newer than the truth; some keys and files are
+gone, and some clocks step by hours before the controller starts again. No service ends; no request
 fails but those whose connection a restarted worker held; totals are the joules that the nodes told of; the controller
 counts the load again, its last rollout is DONE, and all workers route by its plan.
 

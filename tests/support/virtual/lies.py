@@ -1,8 +1,9 @@
 """One wrong but well-formed value in any key of Redis or in any state file, at any moment: a fault of whole systems.
 
 A lie is a value that stood there with one field replaced, an older value of its key, the value of another key, or one
-of `WHOLE`: a plan without routes, a node that has lost its devices, joules without end. Two thirds are newer than the
-truth as well, because readers go by what is newest. Nothing is signed anew: who lies does not have the key.
+of `WHOLE`: a plan without routes, a node that has lost its devices, joules without end; or nothing: the key or file is
+gone. Two thirds are newer than the truth as well, because readers go by what is newest. Nothing is signed anew: who
+lies does not have the key. In some histories clocks step by hours, and the controller starts again on one of them.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from tests.support.virtual.dispatch import NO_SLICE_WAIT_S
 from tests.support.virtual.loop import virtual_loop
 from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.redis import Stream
-from tests.support.virtual.system import SERIES, System, installed
+from tests.support.virtual.system import PLACES, SERIES, System, installed
 from trefoil.cli.operate.status import STREAMS, VALUES
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality
 from trefoil.core.common import KeptFile, Lease, Revision
@@ -58,6 +59,8 @@ SAMPLE_MAX_J = 1_000.0
 """More than one true sample of a device here draws, and less than it can draw until `reader.AHEAD_S` from now."""
 GRAMS_MAX_PER_J = 10_000.0 * 10.0 / 3.6e6  # the highest intensity and PUE that can be
 NAMED_S = 0.5  # within which a worker says what it refuses
+LOST, STEPPED = 0.15, 0.2  # of the lies take a key or file away; of the histories have clocks that step
+STEPS_S = (-26 * 3600.0, -3 * 3600.0, -3600.0, -40.0, 3600.0, 3 * 3600.0)
 KILLED = 0.25  # of the lies in Redis are followed by the end of the controller
 PLANS = ("plan", "epoch:controller", "lease:controller")
 """Keys by which a worker without a table gets one."""
@@ -328,6 +331,8 @@ class Liar:
     def _drawn(self, key: str) -> Callable[[], None] | None:
         system, rng = self._system, self._rng
         short, value = key.removeprefix(system.keys.prefix), system.server.value(key)
+        if rng.random() < LOST:
+            return self._of_bytes(key, b"")
         if isinstance(value, dict):
             return self._of_hash(key, value)
         if isinstance(value, Stream):
@@ -377,8 +382,8 @@ class Liar:
         def write() -> None:
             system.note(f"LIE at {key}: {said or repr(data)[:300]}")
             system.lies.append((system.loop.time(), short))
-            if in_stream:
-                system.server.append(key, {b"d": data}, 500)
+            if not data or in_stream:
+                system.server.append(key, {b"d": data}, 500) if data else system.server.delete(key)
                 return
             left_s = system.server.ttl_s(key)
             kept = left_s is not None and math.isfinite(left_s) and not forever
@@ -425,10 +430,12 @@ def in_a_file(system: System, rng: Rng) -> None:
         system.loop.call_later(float(rng.uniform(0.3, 2.0)), place.start)
     system.faults[path.stem] += 1
     text = path.read_text()
-    lied = _lines(text, rng) if path.suffix == ".jsonl" else _document(path.stem, text, rng)
+    lied = (
+        "" if rng.random() < LOST else _lines(text, rng) if path.suffix == ".jsonl" else _document(path.stem, text, rng)
+    )
     system.note(f"LIE in the file {path.name}: {lied:.300}")
     system.lies.append((system.loop.time(), path.name))
-    path.write_text(lied)
+    path.write_text(lied) if lied else path.unlink()
 
 
 def _document(name: str, text: str, rng: Rng) -> str:
@@ -488,11 +495,18 @@ def drawn(system: System) -> float:
         for again in range(5 if rng.random() < 0.1 else 1):
             last_s = max(last_s, at_s + REPEAT_S * again)
             system.loop.call_later(at_s + REPEAT_S * again, liar.tell)
+    if rng.random() < STEPPED:
+        system.faults["clocks"] += 1
+        system.loop.call_later(float(rng.uniform(*LIES_S)), _restart, system, float(rng.uniform(0.3, 2.0)), rng)
     return last_s
 
 
-def _restart(system: System, after_s: float) -> None:
-    system.note("the controller is killed")
+def _restart(system: System, after_s: float, rng: Rng | None = None) -> None:
+    """The controller ends and starts again, by `rng` on clocks that have stepped."""
+    places = [p for p in PLACES[:-1] if p == "controller" or rng.random() < 0.5] if rng is not None else []
+    step_s = float(rng.choice(STEPS_S)) if rng is not None else 0.0
+    system.note(f"the controller is killed; clocks of {places} step by {step_s:g} s")
+    system.step_clocks(places, step_s)
     system.controller.kill()
     system.loop.call_later(after_s, system.controller.start)
 
