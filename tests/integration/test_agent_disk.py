@@ -96,7 +96,7 @@ def test_a_model_file_that_changes_is_refused_by_name_what_runs_goes_on_and_it_i
         os.replace(kept, folder)
         cluster.settle(wanted)
         assert states(cluster) == {LEFT: (SliceState.READY, 2), RIGHT: (SliceState.READY, 2)}
-        assert not missing(cluster, "model digits/2")
+        cluster.until(lambda: not missing(cluster, "model digits/2"), "the file not to be named any more")
         assert identity(cluster.inspect()) == was
     finally:
         cluster.close()
