@@ -332,13 +332,15 @@ class LoadWindows:
         }
 
     def load_budgets(self, dumped: Mapping[str, Mapping[str, object]], now_s: float) -> None:
-        """Load budgets that `dump_budgets` wrote."""
+        """Load budgets that `dump_budgets` wrote. One by a clock that was ahead is shifted, so that it ends now."""
         for family, entry in dumped.items():
             buckets = entry["buckets"]
             assert isinstance(buckets, list)
             window_s = entry["window_s"]
             assert isinstance(window_s, int | float)
             starts_s, requests, sums = (deque(float(row[i]) for row in buckets) for i in range(3))
+            ahead_s = max(0.0, max(starts_s, default=now_s) - now_s)
+            starts_s = deque(at_s - ahead_s for at_s in starts_s) if ahead_s else starts_s
             self._budgets[family] = _Budget(float(window_s), now_s, starts_s, requests, sums)
             hours, first = entry.get("hours", []), entry.get("first_hour")
             assert isinstance(hours, list)

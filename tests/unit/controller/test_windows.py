@@ -135,6 +135,19 @@ def test_the_budget_fills_then_rolls_and_survives_a_restart():
     assert later.elapsed_s <= 100.0
 
 
+def test_a_budget_that_a_clock_hours_ahead_wrote_rolls_on_from_now():
+    found = book(*(window(i + 1, 10.0 * i, 10.0 * (i + 1), large=10) for i in range(8)))
+    again = LoadWindows(WindowSettings())
+    again.load_budgets(found.dump_budgets(), 80.0 - 7200.0)
+    for number in range(12):
+        starts_s = 80.0 - 7200.0 + 10.0 * number
+        again.add(window(number + 20, starts_s, starts_s + 10.0, small=10), CATALOG)
+    (budget,) = again.budgets(200.0 - 7200.0)
+    assert budget.requests == pytest.approx(100, abs=10)
+    assert budget.accuracy_sum == pytest.approx(budget.requests * SMALL.accuracy)
+    assert budget.elapsed_s == 100.0
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_poisson_arrivals_have_a_gap_scv_of_one_and_batches_have_more(workers):
     rng = np.random.default_rng(5)
