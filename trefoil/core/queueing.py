@@ -108,6 +108,13 @@ def _fit(p50_ms: float, p95_ms: float, p99_ms: float) -> ServiceTime:
     return ServiceTime(p50_ms / (1 - cv * cv / 9) ** 3, cv)
 
 
+def quantiles_ms(service: ServiceTime) -> tuple[float, float, float]:
+    """Median, p95 and p99 [ms] from which `service_time` fits this mean and CV."""
+    middle = 1 - service.cv * service.cv / 9
+    p50, p95, p99 = (service.mean_ms * (middle + z * service.cv / 3) ** 3 for z in (0.0, Z_95, Z_99))
+    return p50, p95, p99
+
+
 def rate_max(row: ProfileRow, slo_ms: float, quantile: float, gap_scv: float, slices: int) -> float:
     """Largest rate of executed batches [1/s] that a pool of `slices` equal slices answers within the SLO."""
     servers = slices * slice_servers(row.slice_type)

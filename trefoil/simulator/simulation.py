@@ -54,7 +54,7 @@ from trefoil.simulator.engines.hardware import Hardware
 from trefoil.simulator.engines.jobs import JobsEngine
 from trefoil.simulator.engines.request_engine import RequestEngine
 from trefoil.simulator.engines.shared_fluid import SharedFluidEngine
-from trefoil.simulator.scenario.arrivals import ArrivalSource
+from trefoil.simulator.scenario.arrivals import ArrivalSource, ReplayedArrivals
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Inputs, SimulatedSettings, length_confusion, settings_of
 
@@ -490,8 +490,10 @@ def _flow(inputs: Inputs, family: str) -> Flow:
     generative = any(one.name == family and one.generative for one in inputs.truth.catalog.families)
     confusion = length_confusion(served) if generative else None
     token_slo, known = inputs.objectives[family].token_slo, inputs.truth.catalog.family(family)
-    streams = StreamTerms(known.tokens_mean + 1, token_slo) if token_slo else None
-    return Flow(inputs.arrivals[family], slo_ms, served.items, served.items_sd, largest, delay_s, confusion, streams)
+    source, steps = inputs.arrivals[family], known.tokens_mean + 1
+    steps = float(source.steps.mean()) if isinstance(source, ReplayedArrivals) else steps
+    streams = StreamTerms(steps, token_slo) if token_slo else None
+    return Flow(source, slo_ms, served.items, served.items_sd, largest, delay_s, confusion, streams)
 
 
 def _engine_rng(inputs: Inputs, place: int) -> np.random.Generator:

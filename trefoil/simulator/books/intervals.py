@@ -62,6 +62,8 @@ class Interval:
     streams: StreamCounts = NO_STREAMS
     tpot_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
     """Of streams by slice: mean times from token to token. Of this interval alone, as `joules`."""
+    tokens: int = 0
+    """Of the answers of a trace that is replayed with its tokens; else 0."""
     spread_by: dict[SliceKey, list[tuple[Answers, float]]] = field(default_factory=dict)
 
     def add(self, other: "Interval") -> None:
@@ -77,6 +79,7 @@ class Interval:
         self.max_ms = max(self.max_ms, other.max_ms)
         self.latencies_ms += other.latencies_ms
         self.streams = merged((self.streams, other.streams))
+        self.tokens += other.tokens
         for mine, theirs in ((self.by_variant, other.by_variant), (self.by_device, other.by_device)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0.0) + count

@@ -4,7 +4,8 @@ Model: the law of a service time is that of its answer's length (trefoil/core/qu
     CV). A request comes with its share of that law, 0 to 1, whichever slice answers it: the share is its class of
     length, and its service time the quantile there. Its predicted class is drawn from the row of its class in the
     confusion matrix that the family's predictor was measured with; without one nobody predicts.
-Used where the queue goes by lengths; everywhere else each slice draws from the same law.
+Used where the queue goes by lengths; everywhere else each slice draws from the same law. Where a trace is replayed
+    (`ReplayedLengths`), each request has its own, whatever the queue.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from numpy.random import Generator
 
 from trefoil.core.queueing import ServiceTime, draw_s
 from trefoil.core.units import MS_PER_S
+from trefoil.simulator.scenario.arrivals import ReplayedArrivals
 
 BORDERS: Final = (0.25, 0.5, 0.75, 0.99)  # of the classes, in shares
 DRAWS: Final = 8192
@@ -36,6 +38,10 @@ class AnswerLengths:
             del self._shares[next(iter(self._shares))]
         share, chance = self._rng.random(2).tolist()
         self._shares[id_] = share
+        return self._score(share, chance)
+
+    def _score(self, share: float, chance: float) -> float | None:
+        """Class that is predicted of a request, drawn; None: nobody predicts."""
         sums = self._sums[int(np.searchsorted(BORDERS, share, side="right"))] if self._sums else []
         return float(np.searchsorted(sums, chance, side="right")) if sums else None
 
@@ -49,3 +55,37 @@ class AnswerLengths:
             unit = ServiceTime(MS_PER_S, service.cv)
             law = self._laws[service.cv] = sorted(draw_s(unit, DRAWS, np.random.default_rng(SEED)).tolist())
         return law[int(share * DRAWS)] * service.mean_ms / MS_PER_S
+
+
+class ReplayedLengths(AnswerLengths):
+    """Lengths of the requests of a trace that have a place in the engine or wait for one, each its own."""
+
+    def __init__(self, confusion: Sequence[Sequence[float]], rng: Generator, source: ReplayedArrivals) -> None:
+        super().__init__(confusion, rng)
+        self._source, self._number, self._rows = source, -1, dict[int, int]()
+        self._parts = source.steps / source.steps.mean()
+
+    def arrive(self) -> bool:
+        """Go on to the next arrival; False: it is beyond the context."""
+        self._number += 1
+        return not self._source.refused[self._source.row(self._number)]
+
+    def keep(self, id_: int) -> None:
+        """Keep the arrival under the number of its ticket, until it has left."""
+        self._rows[id_] = self._source.row(self._number)
+
+    def leave(self, id_: int) -> None:
+        """Forget a request that is answered or refused."""
+        self._rows.pop(id_, None)
+
+    def come(self, id_: int) -> float | None:
+        """Score of a request."""
+        return self._score(float(self._source.share[self._rows[id_]]), self._rng.random())
+
+    def service_s(self, id_: int, service: ServiceTime) -> float:
+        """Service time of a request that a slice begins."""
+        return float(self._parts[self._rows[id_]]) * service.mean_ms / MS_PER_S
+
+    def prompt_steps(self, id_: int) -> float:
+        """Steps that a request's prompt takes before the one of its first token."""
+        return float(self._source.prompt_steps[self._rows[id_]])

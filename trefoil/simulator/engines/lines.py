@@ -26,7 +26,7 @@ from trefoil.core.latency import build_histogram
 from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime, draw_s
 from trefoil.core.units import MS_PER_S
-from trefoil.simulator.engines.answer_lengths import AnswerLengths
+from trefoil.simulator.engines.answer_lengths import AnswerLengths, ReplayedLengths
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
 
 DRAWS: Final = 512  # service times of an own line drawn at once
@@ -58,6 +58,8 @@ class FamilyLines:
     latency_s: list[float] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
+    tokens: int = 0  # of answers of a trace that is replayed
+    replayed: ReplayedLengths | None = field(init=False)
     items_alike: int = field(init=False)
     slo_ms: float = field(init=False)
     cost_s: float = field(init=False, default=0.0)
@@ -65,10 +67,13 @@ class FamilyLines:
     def __post_init__(self) -> None:
         self.items_alike = 0 if self.flow.items_sd else math.ceil(self.flow.items)
         self.slo_ms = self.flow.slo_ms
+        self.replayed = self.lengths if isinstance(self.lengths, ReplayedLengths) else None
 
     def ticket(self, id_: int, at: float) -> Ticket:
         """Ticket of a request; by position, which is faster than by name."""
         items = self.items_alike or int(self.items())
+        if self.replayed is not None:
+            self.replayed.keep(id_)
         if not self.reads_lengths:
             return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, None, self.slo_ms)
         score = self.lengths.come(id_) if self.lengths is not None else None
@@ -178,12 +183,15 @@ class SharedLine(Line):
         return self.service.instances if self.family.flow.streams is None else int(self.service.points[-1].items)
 
     def begin_stream(self, batch: "Batch", now_s: float) -> None:
-        """A stream begins between two steps: its first token comes after the rest of the one under way and its own. The
-        rest is not computed: it delays no later token here."""
-        terms, number = self.family.flow.streams, self.running
+        """A stream begins between two steps: its first token comes after the rest of the one under way, those of its
+        prompt and its own. The rest is not computed: it delays no later token here."""
+        terms, number, ((ticket, _),) = self.family.flow.streams, self.running, batch.requests
         assert terms is not None
         step_s = operating_point(self.service.points, number).mean_ms / terms.steps / MS_PER_S
-        batch.step_ends_s, batch.rest_s = now_s + step_s, step_s * self.rng.random() if number > 1 else 0.0
+        if self.family.replayed is not None:
+            batch.prompt_steps = self.family.replayed.prompt_steps(ticket.id)
+        first_s = step_s * (batch.prompt_steps + 1)
+        batch.step_ends_s, batch.rest_s = now_s + first_s, step_s * self.rng.random() if number > 1 else 0.0
 
     def end_stream(self, batch: "Batch", now_s: float) -> None:
         """Book the times of a stream's tokens: their number is its time alone over that of a step, less the last one,
@@ -191,7 +199,10 @@ class SharedLine(Line):
         terms, ((ticket, _),) = self.family.flow.streams, batch.requests
         assert terms is not None
         step_s = self.service.points[0].mean_ms / terms.steps / MS_PER_S
-        tokens = max(1, round(batch.alone_s / step_s) - 1)
+        tokens = max(1, round(batch.alone_s / step_s - batch.prompt_steps) - 1)
+        if self.family.replayed is not None:
+            self.family.replayed.leave(ticket.id)
+            self.family.tokens += tokens
         first_s = min(batch.step_ends_s, now_s)
         self.family.ttft_s.append(first_s + batch.rest_s + self.way_s - ticket.arrived_s)
         if tokens > 1:
@@ -253,7 +264,8 @@ class Batch:
     alone_s: float
     left_s: float
     stretch: float = 1.0
-    step_ends_s: float = 0.0  # of a stream: end of its first step, if it began at once
+    prompt_steps: float = 0.0  # of a stream: before the step of its first token
+    step_ends_s: float = 0.0  # end of that step, if the stream began at once
     rest_s: float = 0.0  # of the step that was under way
     watts: float = field(init=False)  # per second of its time alone
 

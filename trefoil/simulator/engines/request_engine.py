@@ -34,9 +34,10 @@ from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts, Interval, histogram_of
-from trefoil.simulator.engines.answer_lengths import AnswerLengths
+from trefoil.simulator.engines.answer_lengths import AnswerLengths, ReplayedLengths
 from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
 from trefoil.simulator.engines.lines import Batch, FamilyLines, Line, OwnLine, Place, SharedLine
+from trefoil.simulator.scenario.arrivals import ReplayedArrivals
 
 NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
 
@@ -65,6 +66,7 @@ class FamilyWindow:
     services: Mapping[SliceKey, SliceService]
     streams: StreamCounts = NO_STREAMS
     tpot_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
+    tokens: int = 0
 
     @property
     def answered_by(self) -> dict[SliceKey, int]:
@@ -148,7 +150,7 @@ class RequestEngine:
             family, stage, stages = split_model(name)
             if name not in self._families:
                 flow, queue = self._flows[family], shared or FamilyQueue(NO_SLICE_WAIT_S)
-                lengths = None if flow.confusion is None else AnswerLengths(flow.confusion, self._stream(name))
+                lengths = self._lengths(name, flow)
                 self._families[name] = FamilyLines(name, flow, queue, self._stream(name, "items"), lengths, stages > 1)
                 shared = queue if self._grouped else None
             if stage == 0:
@@ -157,6 +159,11 @@ class RequestEngine:
             family, stage, stages = split_model(name)
             one.following = self._families.get(stage_model(family, stage + 1, stages)) if stage + 1 < stages else None
         self._queues = list({id(one.queue): one.queue for one in self._families.values()}.values())
+
+    def _lengths(self, name: str, flow: Flow) -> AnswerLengths | None:
+        if isinstance(flow.source, ReplayedArrivals):
+            return ReplayedLengths(flow.confusion or (), self._stream(name), flow.source)
+        return None if flow.confusion is None else AnswerLengths(flow.confusion, self._stream(name))
 
     def _line(self, family: FamilyLines, key: SliceKey, service: SliceService) -> OwnLine | SharedLine:
         if not self._shares and family.flow.streams is None:
@@ -231,6 +238,7 @@ class RequestEngine:
             services={key: line.service for key, line in family.lines.items()},
             streams=family.stream_counts(),
             tpot_s_by={k: one.tpot_s for k, one in family.lines.items() if isinstance(one, SharedLine) and one.tpot_s},
+            tokens=family.tokens,
         )
         in_route = {target.slice for target in family.route.targets}
         for key, line in tuple(family.lines.items()):
@@ -241,6 +249,7 @@ class RequestEngine:
             if key not in in_route and not holds and id(line) not in late_s:
                 del family.lines[key]
         family.arrived, family.rejected, family.latency_s, family.ttft_s, family.tpot_s = 0, 0, [], [], []
+        family.tokens = 0
         return window
 
     def _interval(self, family: str, windows: Mapping[str, FamilyWindow]) -> Interval:
@@ -262,6 +271,7 @@ class RequestEngine:
             latency_s_by=every[0].latency_s_by if len(every) == 1 else _latencies_by(every),
             streams=every[-1].streams,
             tpot_s_by=every[-1].tpot_s_by,
+            tokens=every[-1].tokens,
         )
         for window in every:
             _add_work(interval, window)
@@ -280,7 +290,8 @@ class RequestEngine:
                     happen()
             self._now_s = at
             family.arrived += 1
-            if not family.route.targets and family.queue.unavailable(family.name, at):
+            beyond = family.replayed is not None and not family.replayed.arrive()
+            if beyond or (not family.route.targets and family.queue.unavailable(family.name, at)):
                 family.rejected += 1
             else:
                 self._submit(family, family.ticket(next(numbers), at))
@@ -332,6 +343,8 @@ class RequestEngine:
     def _refuse(self, family: FamilyLines, ticket: Ticket) -> None:
         family.rejected += 1
         self._under_way.pop(ticket.id, None)
+        if family.replayed is not None:
+            family.replayed.leave(ticket.id)
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:

@@ -61,7 +61,7 @@ class FamilySummary:
     tokens: TokenTimes | None = None
     """Objectives and times of its tokens; None: it has no such objective."""
     grams_per_1000_tokens: float | None = None
-    """Of a family with objectives of tokens, by the mean length of its answers."""
+    """Of a family with objectives of tokens: by the tokens of its answers where a trace has them, else in the mean."""
 
     def outcome(self, name: str) -> FamilyOutcome:
         """Outcome under a family's name, by which savings are judged."""
@@ -220,12 +220,14 @@ class Result:
     def caption(self) -> str:
         """What must be known beside the numbers."""
         s = self.summary
+        why = next((str(one["why"]) for one in self.decisions if one.get("why")), "") if not s.answered else ""
         explored = f"; {s.evaluations} evaluations, {s.exploration_s:.0f} s exploring" if s.evaluations else ""
         drawn = f"{s.grams:.4g} g, {s.joules / 3.6e6:.4g} kWh, {s.power_w:.0f} W, idle share {s.idle_share:.1%}"
         return (
             ("energy is not metered" if math.isnan(s.joules) else drawn)
             + (f", {s.core_s:.0f} core seconds" if s.core_s else "")
             + f"; {s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
+            + (f"\nno request was answered: {why}" if why else "")
             + (f"\n{s.jobs.line}" if s.jobs is not None else "")
             + "".join(map(_tokens_line, s.families, s.families.values()))
             + "".join(f"\nprofile of {name}: {f.profile}" for name, f in s.families.items())
@@ -332,6 +334,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
     attainment = one.within_slo / ended if ended else None
     found = attainment, objective.min_accuracy, accuracy, round(one.arrived), round(one.answered)
     tokens, tokens_mean = TokenTimes.of(one.streams), simulation.inputs.truth.catalog.family(family).tokens_mean
+    tokens_out = one.tokens or one.answered * tokens_mean
     outcome = FamilyOutcome(family, objective.slo_quantile, *found, tokens.slow(objective.token_slo))
     return FamilySummary(
         arrived=round(one.arrived),
@@ -352,7 +355,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         by_device_type={kind: _per(n, one.answered) for kind, n in sorted(by_type.items())},
         token_slo=objective.token_slo if objective.token_slo else None,
         tokens=tokens if objective.token_slo else None,
-        grams_per_1000_tokens=_per(1e3 * cost.grams, one.answered * tokens_mean) if objective.token_slo else None,
+        grams_per_1000_tokens=_per(1e3 * cost.grams, tokens_out) if objective.token_slo else None,
     )
 
 

@@ -18,6 +18,7 @@ from numpy.random import Generator
 
 from trefoil.core.errors import SettingError, TraceError
 from trefoil.core.units import MS_PER_S
+from trefoil.simulator.scenario.request_trace import RequestTrace
 
 Floats = npt.NDArray[np.float64]
 
@@ -226,6 +227,60 @@ class RecordedArrivals:
         found = self.times_s[self._taken : end]
         self._taken = max(end, self._taken)
         return found
+
+
+class ReplayedArrivals:
+    """Requests of a trace one by one, each at its time and with its tokens; from the beginning again when they end.
+
+    Times are stretched to a mean of `rate_per_s` (0: as recorded). A request alone on a slice takes a step for each
+    token of its answer, one that finds the end, and the share of a step for each token of its prompt that
+    `prompt_tokens_per_step` says (0: none). One of more than `context_tokens` (0: no bound) is refused.
+
+    Attributes, by request: prompt_steps, steps; share: of requests with fewer steps; refused.
+    """
+
+    def __init__(
+        self, trace: RequestTrace, rate_per_s: float, now_s: float, prompt_tokens_per_step: float, context_tokens: int
+    ) -> None:
+        """Begin at `now_s`."""
+        assert trace.tokens is not None, "read without tokens"
+        stretch = trace.mean_per_s / rate_per_s if rate_per_s else 1.0
+        self._times_s, self._period_s = trace.numbers * stretch, trace.span_s * stretch
+        self._first = self._taken = self._before(now_s)
+        self._until_s = now_s
+        prompts, answers = trace.tokens.T
+        self.tokens_mean = float(answers.mean())
+        self.prompt_steps = prompts / prompt_tokens_per_step if prompt_tokens_per_step else np.zeros(prompts.size)
+        self.steps = answers + 1 + self.prompt_steps
+        self.share = np.searchsorted(np.sort(self.steps), self.steps) / self.steps.size
+        self.refused = (prompts + answers > context_tokens) & (context_tokens > 0)
+
+    def row(self, number: int) -> int:
+        """Row of the trace that an arrival is, by its number from the first one on."""
+        return (self._first + number) % self._times_s.size
+
+    def rate_per_s(self, at_s: float) -> float:
+        """Mean rate over the minute around a time [1/s]."""
+        return self.mean_per_s(at_s - 30.0, at_s + 30.0)
+
+    def mean_per_s(self, from_s: float, until_s: float) -> float:
+        """Arrivals per second of a span."""
+        return (self._before(until_s) - self._before(from_s)) / (until_s - from_s)
+
+    def until(self, until_s: float) -> Floats:
+        """Take all arrivals in [last until, until_s), ascending [s]."""
+        numbers = np.arange(self._taken, max(self._taken, self._before(until_s)))
+        self._taken += numbers.size
+        cycles, rows = np.divmod(numbers, self._times_s.size)
+        found = self._times_s[rows] + cycles * self._period_s
+        found = np.clip(found, self._until_s, math.nextafter(until_s, -math.inf))  # a cycle's start is rounded
+        self._until_s = max(self._until_s, until_s)
+        return np.asarray(found)
+
+    def _before(self, at_s: float) -> int:
+        """Arrivals from time 0 to a time; negative before it."""
+        cycles, inside_s = divmod(at_s, self._period_s)
+        return int(cycles) * self._times_s.size + int(np.searchsorted(self._times_s, inside_s))
 
 
 def counts_as_rate(counts: Floats, bin_s: float, mean_per_s: float = 0.0) -> Rate:

@@ -27,6 +27,7 @@ from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, PartSettings, as_live_planner
 from trefoil.core.policies import Policy
+from trefoil.core.queueing import ServiceTime, quantiles_ms, service_time
 from trefoil.runtime import codec
 from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, boundary, read_text
 from trefoil.runtime.repository import family_folder, load_family
@@ -36,6 +37,7 @@ from trefoil.simulator.scenario.arrivals import (
     DeepRecSysArrivals,
     Rate,
     RecordedArrivals,
+    ReplayedArrivals,
     counts_as_rate,
 )
 from trefoil.simulator.scenario.carbon import Intensity, carbon_read, intensity_of
@@ -44,6 +46,8 @@ from trefoil.simulator.scenario.schema import Scenario, Served
 from trefoil.simulator.scenario.truth import Estimate, Truth, pair
 
 NEVER_STALE_S: Final = 1e10
+CV_MAX: Final = 2.5
+"""Most of a coefficient of variation that quantiles of a profile state: beyond it the law has no median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +129,14 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     types = sorted({d.type for d in devices}, key=lambda kind: kind.name)
     for served in scenario.families:
         _check_profile(served, known.family(served.name), given.truth or known, types)
-    names = [d.name for d in devices]
+    names, arrivals = [d.name for d in devices], arrivals_of(scenario, given)
+    known = _as_replayed(known, arrivals)
     truth, estimate = pair(
         known,
         names,
         scenario.noise,
         scenario.seed,
-        given.truth,
+        given.truth and _as_replayed(given.truth, arrivals),
         blind=scenario.blind,
         knows_truth=given.knows_truth,
     )
@@ -154,7 +159,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         estimate=estimate,
         objectives={s.name: _objective(s, scenario, fleet_rows, settings) for s in scenario.families},
         items={s.name: s.items for s in scenario.families},
-        arrivals=arrivals_of(scenario, given),
+        arrivals=arrivals,
         carbon={z: _intensity(z, scenario, given) for z in sorted({d.zone for d in devices})},
         policy=policy,
         planner=planner,
@@ -219,6 +224,29 @@ def _batching(known: Catalog, scenario: Scenario) -> Catalog:
         return known
     families = tuple(replace(family, batching=joins.get(family.name, False)) for family in known.families)
     return replace(known, families=families)
+
+
+def _as_replayed(known: Catalog, arrivals: Mapping[str, ArrivalSource]) -> Catalog:
+    """The catalogue as a profiler would measure it under replayed traces: steps take as long as before, answers have as
+    many as the trace's, with their spread."""
+    sources = {name: one for name, one in arrivals.items() if isinstance(one, ReplayedArrivals)}
+    if not sources:
+        return known
+    rows = []
+    for row in known.rows:
+        if (source := sources.get(row.family)) is not None:
+            steps = float(source.steps.mean())
+            longer = steps / (known.family(row.family).tokens_mean + 1)
+            mean_ms, cv = service_time(row).mean_ms * longer, min(CV_MAX, float(source.steps.std()) / steps)
+            p50_ms, p95_ms, p99_ms = quantiles_ms(ServiceTime(mean_ms, cv))
+            row = replace(
+                row, latency_ms_p50=p50_ms, latency_ms_p95=p95_ms, latency_ms_p99=p99_ms,
+                throughput_per_s=row.throughput_per_s / longer,
+                energy_active_j_per_batch=row.energy_active_j_per_batch * longer,
+            )  # fmt: skip
+        rows.append(row)
+    families = [replace(f, tokens_mean=sources[f.name].tokens_mean) if f.name in sources else f for f in known.families]
+    return Catalog(tuple(families), tuple(rows))
 
 
 def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequence[DeviceType]) -> None:
@@ -324,6 +352,9 @@ def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -
     settings, rng = served.arrivals, np.random.default_rng([scenario.seed, 0xA221, index])
     if settings.process == "deeprecsys":
         return DeepRecSysArrivals(settings.rate_per_s, rng, -scenario.warmup_s)
+    if settings.replay:
+        terms = served.prompt_tokens_per_step, served.context_tokens
+        return ReplayedArrivals(settings.read_trace(), settings.rate_per_s, -scenario.warmup_s, *terms)
     if settings.trace is not None:
         rate = counts_as_rate(*settings.read_trace().counted(), settings.rate_per_s)
     else:

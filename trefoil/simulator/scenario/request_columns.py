@@ -45,6 +45,9 @@ _OTHER_TIMES: Final = _of(
     "completion deletion deleted duration elapsed end ended exec execution finish finished firstbyte gap inter "
     "interarrival interval latency processing queue response rt scheduled service tokens ttft updated wait"
 )
+_PROMPTS: Final = ("context_tokens", "contexttokens", "prompt_tokens", "request tokens", "input_length")
+_ANSWERS: Final = ("generated_tokens", "generatedtokens", "completion_tokens", "response tokens", "output_length")
+"""Columns of a request's tokens: Azure LLM, OpenAI's usage, BurstGPT, Alibaba Qwen and Mooncake."""
 _SAMPLES: Final = _of("load metric metrics usage util utilization value")
 
 
@@ -250,6 +253,24 @@ def _time(
             remedy="set column to the counts and bin_s or time_column, or time_column to the time of each request",
         )  # fmt: skip
     return -1, False
+
+
+def token_columns(path: Path, names: Sequence[str], choice: Columns) -> tuple[int, int]:
+    """Places of the tokens of each request's prompt and of its answer.
+
+    Raises:
+        TraceError: rows are no single requests in order, or no column has them.
+    """
+    lower = [name.lower() for name in names]
+    found = [next((lower.index(name) for name in known if name in lower), -1) for known in (_PROMPTS, _ANSWERS)]
+    if choice.count >= 0 or choice.minus >= 0 or choice.once >= 0 or min(found) < 0:
+        single = choice.count < 0 and choice.minus < 0 and choice.once < 0
+        why = "no columns with the tokens of prompts and answers" if single else "rows are no single requests"
+        raise TraceError(
+            f"{path}: {why}", field="arrivals.replay", value=list(names),
+            remedy=f"one row a request with {_PROMPTS[0]} and {_ANSWERS[0]}, or set replay to false",
+        )  # fmt: skip
+    return found[0], found[1]
 
 
 def check_samples(path: Path, names: Sequence[str], choice: Columns, spaced: bool) -> None:

@@ -20,7 +20,14 @@ import numpy.typing as npt
 
 from trefoil.core.errors import TraceError
 from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, read_rows
-from trefoil.simulator.scenario.request_columns import Columns, TraceOptions, check_samples, choose, header_of
+from trefoil.simulator.scenario.request_columns import (
+    Columns,
+    TraceOptions,
+    check_samples,
+    choose,
+    header_of,
+    token_columns,
+)
 
 Floats = npt.NDArray[np.float64]
 Rows = Iterator[tuple[int, list[str]]]
@@ -33,13 +40,17 @@ ARRIVAL_NAME: Final = "arrival_s"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTrace:
-    """Trace as it was read: requests of each bin, or (bin_s = 0) the time of each request [s], ascending."""
+    """Trace as it was read: requests of each bin, or (bin_s = 0) the time of each request [s], ascending.
+
+    `tokens`, shape (requests, 2): of each prompt and each answer, where they were asked for.
+    """
 
     source: str
     rows: int
     read_as: str
     numbers: Floats
     bin_s: float = 0.0
+    tokens: Floats | None = None
 
     @property
     def requests(self) -> float:
@@ -65,28 +76,32 @@ class RequestTrace:
     def __str__(self) -> str:
         """What was read, in one line."""
         mean = f"{self.mean_per_s:.4g}" if self.mean_per_s < 1000 else f"{self.mean_per_s:,.0f}"
+        prompt, answer = (0.0, 0.0) if self.tokens is None else self.tokens.mean(axis=0)
+        tokens = f"; {prompt:,.4g} prompt tokens and {answer:,.4g} answer tokens in the mean" if answer else ""
         return (
             f"trace {self.source}: {self.rows:,} rows, {self.read_as}; {self.requests:,.0f} requests in "
-            f"{self.span_s:,.10g} s, mean {mean}/s"
+            f"{self.span_s:,.10g} s, mean {mean}/s{tokens}"
         )
 
 
-def read_trace(path: Path, options: TraceOptions | None = None, *, whole: bool = False) -> RequestTrace:
-    """Read a trace. `whole`: counts must be whole numbers, because they are played exactly.
+def read_trace(
+    path: Path, options: TraceOptions | None = None, *, whole: bool = False, tokens: bool = False
+) -> RequestTrace:
+    """Read a trace. `whole`: counts must be whole numbers, because they are played exactly. `tokens`: of each request.
 
     Raises:
         TraceError: unknown or contradictory columns or units, a gap, an unordered row; with file, line and remedy.
     """
     try:
         stat = path.stat()
-        found = _read(path, options or TraceOptions(), whole, (stat.st_mtime_ns, stat.st_size))
+        found = _read(path, options or TraceOptions(), whole, tokens, (stat.st_mtime_ns, stat.st_size))
     except OSError:  # the reader names the reason
-        found = _read.__wrapped__(path, options or TraceOptions(), whole, (0, 0))
+        found = _read.__wrapped__(path, options or TraceOptions(), whole, tokens, (0, 0))
     return found
 
 
 @functools.lru_cache(maxsize=TRACES_KEPT)
-def _read(path: Path, options: TraceOptions, whole: bool, _version: tuple[int, int]) -> RequestTrace:
+def _read(path: Path, options: TraceOptions, whole: bool, tokens: bool, _version: tuple[int, int]) -> RequestTrace:
     """Read it once, however often a comparison asks."""
     rows = read_rows(path)
     first = next(rows, None)
@@ -96,10 +111,10 @@ def _read(path: Path, options: TraceOptions, whole: bool, _version: tuple[int, i
     if is_data:
         rows = itertools.chain([first], rows)
     minutes = sum(name.isdigit() for name in names)
-    if minutes > 1 and names[-1] == str(minutes) and not is_data:
+    if minutes > 1 and names[-1] == str(minutes) and not is_data and not tokens:
         found = _functions(path, names, rows, options)
     else:
-        found = _table(path, names, rows, options, whole)
+        found = _table(path, names, rows, options, whole, tokens)
     found.numbers.setflags(write=False)
     return found
 
@@ -111,7 +126,7 @@ def _empty(path: Path) -> TraceError:
     )  # fmt: skip
 
 
-def _table(path: Path, names: list[str], rows: Rows, options: TraceOptions, whole: bool) -> RequestTrace:
+def _table(path: Path, names: list[str], rows: Rows, options: TraceOptions, whole: bool, tokens: bool) -> RequestTrace:
     first = next(rows, None)
     if first is None:
         raise _empty(path)
@@ -120,7 +135,7 @@ def _table(path: Path, names: list[str], rows: Rows, options: TraceOptions, whol
         rows, names, first = _one_line(path, rows), ["1"], (first[0], first[1][:1])
     row = first[1] + [""] * (len(names) - len(first[1]))
     choice = choose(path, names, row, options)
-    read = _Read(path, names, choice)
+    read = _Read(path, names, choice, token_columns(path, names, choice) if tokens else ())
     read.take(rows)
     return read.counts(whole) if choice.count >= 0 else read.requests()
 
@@ -139,8 +154,9 @@ def _one_line(path: Path, rows: Rows) -> Rows:
 class _Read:
     """Rows of one table while they are read."""
 
-    def __init__(self, path: Path, names: Sequence[str], choice: Columns) -> None:
-        self.path, self.names, self.choice = path, names, choice
+    def __init__(self, path: Path, names: Sequence[str], choice: Columns, of_tokens: Sequence[int]) -> None:
+        self.path, self.names, self.choice, self.of_tokens = path, names, choice, of_tokens
+        self.tokens = array("d")
         self.times, self.values, self.lines = array("d"), array("d"), array("q")
         self.rows = 0
         self.first_of: dict[str, float] = {}
@@ -154,6 +170,11 @@ class _Read:
                 raise TraceError(f"{self.path}: more than {ROWS_MAX:,} rows", remedy="cut it into several files")
             if choice.count >= 0:
                 self.values.append(self.number(line, row, choice.count))
+            for place in self.of_tokens:
+                count = self.number(line, row, place)
+                if not (count >= 1 and count == math.floor(count)):
+                    raise self.wrong(line, place, count, "no number of tokens: 1, 2, ...", "mend or remove that line")
+                self.tokens.append(count)
             if choice.time >= 0:
                 at = self.time(line, row)
                 if choice.minus >= 0:
@@ -260,7 +281,8 @@ class _Read:
             check_samples(self.path, self.names, choice, _spaced(np.diff(times)))
         what = f"rows of one {self.names[choice.once]} a request" if choice.once >= 0 else "each a request"
         read_as = f"{what} at {self.names[place]} ({choice.unit})"
-        return RequestTrace(self.path.name, self.rows, read_as, self.seconds())
+        tokens = np.array(self.tokens).reshape(-1, 2) if self.of_tokens else None
+        return RequestTrace(self.path.name, self.rows, read_as, self.seconds(), tokens=tokens)
 
     def refuse(self, wrong: npt.NDArray[np.bool_], place: int, values: Floats, why: str, remedy: str) -> None:
         """Raise TraceError for the first row that is wrong."""

@@ -65,8 +65,8 @@ class Arrivals(Settings):
     """Arrivals of one family. One of `rate_per_s`, `points` and `trace` gives the rate; `gap_scv` its burstiness.
 
     `points` are (simulated second, requests per second), straight lines between them, constant beyond. A `trace` is a
-    table of counts, or of single requests, which are counted by the second; it is repeated when it ends. Both are
-    scaled to a mean of `rate_per_s` (of points: over what is counted); 0: as they are.
+    table of counts, or of single requests, which are counted by the second unless `replay` is set; it is repeated when
+    it ends. Both are scaled to a mean of `rate_per_s` (of points: over what is counted); 0: as they are.
     """
 
     rate_per_s: float = Field(default=0.0, ge=0)
@@ -83,6 +83,9 @@ class Arrivals(Settings):
     """Of that column; empty: by the header, or as dates and seconds since 1970 say."""
     bin_s: float = Field(default=0.0, ge=0)
     """Seconds that a row counts; 0: by the header, or the rows' distance."""
+    replay: bool = False
+    """Play each row as one request, at its time and with the tokens of its prompt and answer. Of families with
+    objectives of tokens."""
     gap_scv: float = Field(default=1.0, ge=0)
     """Squared coefficient of variation of the gaps; 1: Poisson, 0: a metronome."""
     process: Literal["renewal", "deeprecsys"] = "renewal"
@@ -96,7 +99,7 @@ class Arrivals(Settings):
         """
         assert self.trace is not None, "no trace"
         options = TraceOptions(self.column, self.time_column, self.time_unit, self.bin_s)
-        return read_trace(self.trace, options)
+        return read_trace(self.trace, options, tokens=self.replay)
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -107,6 +110,8 @@ class Arrivals(Settings):
         times = [at for at, _ in self.points]
         if times != sorted(times) or any(rate < 0 for _, rate in self.points):
             raise ValueError("points must ascend in time and have rates >= 0")
+        if self.replay and (self.trace is None or self.gap_scv != 1.0):
+            raise ValueError("replay plays the requests of a trace at their times: set trace, and leave gap_scv out")
         if self.process == "deeprecsys":
             for name, value, kept in (
                 ("points", self.points, ()),
@@ -158,8 +163,23 @@ class Served(Settings):
     """How long a batch waits for more requests; null: every request is a batch."""
     allow_missing: bool = False
     """Go on when slices of the fleet are not profiled; they are not used then."""
+    context_tokens: int = Field(default=0, ge=0)
+    """Most tokens of prompt and answer together that its engine takes: a request of a replayed trace with more is
+    refused. 0: no bound."""
+    prompt_tokens_per_step: float = Field(default=0.0, ge=0)
+    """Tokens of a replayed request's prompt that take its engine as long as a step of one stream; 0: none takes time
+    beyond what the profile's answers have."""
     arrivals: Arrivals
     objective: FamilyObjective = FamilyObjective()
+
+    @model_validator(mode="after")
+    def _replays(self) -> Self:
+        if self.arrivals.replay and not self.objective.slo.tokens:
+            raise ValueError("arrivals.replay needs an objective of tokens: set objective.slo.ttft_ms or tpot_ms")
+        for name in ("context_tokens", "prompt_tokens_per_step"):
+            if getattr(self, name) and not self.arrivals.replay:
+                raise ValueError(f"{name} is of requests of a replayed trace: set arrivals.replay, or leave it out")
+        return self
 
 
 class SimulatedJobs(Settings):
