@@ -65,6 +65,20 @@ def test_a_family_is_written_with_the_times_of_its_engine(tmp_path, address):
     refused(engine(tmp_path, f"tiny={address}#org/tiny"), "--as = 'chat'", "exists already")
 
 
+def test_what_an_engine_loads_is_measured_or_stated_with_its_basis(tmp_path, address):
+    """An engine that runs loads nothing: a plan that counted minutes of loading would rather not change."""
+    both = (f"tiny={address}#org/tiny", f"woken={address}#org/tiny")
+    options = (*OPTIONS, *BOARD, "--load-s", "woken=90", "--accuracy", "woken=0.7")
+    refused(engine(tmp_path, *both, options=(*options, "--load-s", "ghost=1")), "--load-s = 'ghost'", "tiny, woken")
+    refused(engine(tmp_path, *both, options=(*options, "--load-s", "tiny=-1")), "load_s")
+    assert not list(tmp_path.iterdir())
+    assert engine(tmp_path, *both, options=options).exit_code == 0
+    tiny, woken = load_family(tmp_path / "chat")[0].variants
+    assert 0 < tiny.load_s < 30
+    assert woken.load_s == 90
+    assert "# load_s: measured until the engine's first answer" in (tmp_path / "chat" / "family.toml").read_text()
+
+
 def test_the_streams_of_an_engine_on_two_gpus_are_shared_by_them(tmp_path, address):
     said = engine(tmp_path, f"tiny={address}#org/tiny", options=(*OPTIONS, *BOARD, "--gpus", 2))
     assert "6 streams: TTFT" in said.output

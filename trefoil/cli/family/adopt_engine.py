@@ -47,6 +47,10 @@ from trefoil.runtime.security.key_file import KeyFile
 
 INFERENCE_S: Final = 60.0
 """Longest wait for one."""
+ASSUMED: Final = (
+    "load_s: measured until the engine's first answer, or stated with --load-s. It loads nothing where no command",
+    "wakes it. memory_mib: unknown, the engine has the whole GPU.",
+)
 SOURCE: Final = "trefoil family engine: times measured; joules estimated by core/power at density 1, no meter"
 
 
@@ -83,10 +87,15 @@ def parse_engines(given: Sequence[str], task: str = "") -> dict[str, EngineTarge
 
 def read_keys(given: Mapping[str, str], engines: Mapping[str, EngineTarget]) -> dict[str, KeyFile]:
     """API keys of engines by variant, from their files; raises SettingError."""
+    check_variants(given, engines, "--key-file")
+    return {name: KeyFile(Path(path), "--key-file") for name, path in given.items()}
+
+
+def check_variants(given: Mapping[str, object], engines: Mapping[str, EngineTarget], flag: str) -> None:
+    """Check that these are variants of the engines; raises SettingError."""
     if unknown := sorted(given.keys() - engines.keys()):
         why = f"no engine has that name; there are {', '.join(engines)}"
-        raise SettingError(why, field="--key-file", value=unknown[0], remedy="write VARIANT=FILE")
-    return {name: KeyFile(Path(path), "--key-file") for name, path in given.items()}
+        raise SettingError(why, field=flag, value=unknown[0], remedy=f"write {flag} {next(iter(engines))}=...")
 
 
 def whole_board(name: str) -> DeviceType:
@@ -110,18 +119,20 @@ def adopt_engines(
 
     Raises:
         CatalogError: the family exists.
+        SettingError: a time of loading is stated of no such engine.
         EngineError, Unavailable: an engine that does not answer, or too shortly.
         DiskUnavailable: the disk refuses.
     """
+    check_variants(stated.load_s, engines, "--load-s")
     target = into / check_name(stated.family, "--as")
     if os.path.lexists(target):
         remedy = "take another name, or remove it first"
         raise CatalogError(f"{target} exists already", field="--as", value=stated.family, remedy=remedy)
-    clock, measured = WallClock(), dict[str, list[StreamsMeasured]]()
+    clock, measured, answers_s = WallClock(), dict[str, list[StreamsMeasured]](), dict[str, float]()
     config = asyncio.run(_contract(stated.family, list(engines.values()), clock))
     for name, engine in engines.items():
         run = _measure(engine, stated.tokens_mean, streams, gpus, seconds, clock, say, keys.get(name), config)
-        measured[name] = asyncio.run(run)
+        answers_s[name], measured[name] = asyncio.run(run)
     points = [_point(board, stated.family, name, one) for name, found in measured.items() for one in found]
     date = datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%d")
     made = ProfileProvenance(board.name, date, f"trefoil {trefoil.__version__}", False, SOURCE, "modelled")
@@ -134,7 +145,8 @@ def adopt_engines(
                 model = json.dumps({"model": engine.model}, ensure_ascii=False)
                 (fresh / str(version) / LLM_FILES[OPENAI]).write_text(model + "\n", encoding="utf-8")
             (fresh / CONFIG).write_text(text_format.MessageToString(config), encoding="utf-8")
-            text = family_toml(stated, list(engines), "`trefoil family engine`")
+            loads = replace(stated, load_s={**answers_s, **stated.load_s})
+            text = family_toml(loads, list(engines), "`trefoil family engine`", ASSUMED)
             (fresh / FAMILY_FILE).write_text(text, encoding="utf-8")
             load_family(fresh)
             write_profile(fresh / PROFILE_FILE, fresh, profile_text(points, made, estimate_energy=False))
@@ -199,7 +211,8 @@ def _point(board: DeviceType, family: str, variant: str, found: StreamsMeasured)
 async def _measure(
     engine: EngineTarget, tokens_mean: float, streams: Sequence[int], gpus: int, seconds: float, clock: Clock,
     say: Callable[[str], None], key: KeyFile | None, config: model_config_pb2.ModelConfig,
-) -> list[StreamsMeasured]:  # fmt: skip
+) -> tuple[float, list[StreamsMeasured]]:  # fmt: skip
+    """Seconds until its first answer, and what was measured at each number of streams."""
     client, numbers = EngineClient(key=key), count()
     triton = TritonClient(engine.base, "", Path(), clock)
 
@@ -207,10 +220,10 @@ async def _measure(
         return await _inferences(triton, engine, config, until_s, clock)
 
     ask, until_s = infer if engine.task == TRITON else _embeddings if engine.task == EMBED else _stream, 0.0
+    began_s, found = clock.monotonic_s(), list[StreamsMeasured]()
     try:
-        if engine.task != TRITON:
-            await client.probe(engine)
-        found = []
+        await (infer() if engine.task == TRITON else client.probe(engine))
+        answered_s = round(clock.monotonic_s() - began_s, 3)
         for at_once in streams:
             say(f"{engine}: {at_once * gpus} streams at once")
             until_s = clock.monotonic_s() + seconds
@@ -220,7 +233,7 @@ async def _measure(
             p50, p95, p99 = (whole[min(len(whole) - 1, int(q * len(whole)))] for q in QUANTILES)
             ttft, tpot = (statistics.median(times) for times in zip(*told, strict=True))
             found.append(StreamsMeasured(at_once, ttft, tpot, (p50, p95, p99)))
-        return found
+        return answered_s, found
     finally:
         await client.close()
         await triton.close()

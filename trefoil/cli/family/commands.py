@@ -186,6 +186,7 @@ def engine(
     accuracy: Annotated[list[str] | None, PerModel] = None,
     accuracy_source: Annotated[str, typer.Option(help="Who measured it, on what.")] = "stated at adoption",
     metric: Annotated[str, typer.Option(help="What accuracy is.")] = "accuracy",
+    load_s: Annotated[list[str] | None, PerModel] = None,
     slo_percentile: Annotated[
         float, typer.Option(help="Percent of requests that must meet it.", min=1, max=99.99)
     ] = 95.0,
@@ -219,6 +220,7 @@ def engine(
         slo_percentile=slo_percentile,
         metric=metric,
         licence=licence,
+        load_s=parse_numbers(load_s, "--load-s"),
         tokens_mean=tokens_mean,
     )
     into, board, numbers = own_repository(repository), whole_board(device_type), _parse_streams(streams)

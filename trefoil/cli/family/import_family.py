@@ -348,8 +348,8 @@ def _from_file(path: Path) -> dict[str, float]:
         raise system_error(SettingError, error, "be read", path, field="--accuracies", remedy=remedy) from error
 
 
-def family_toml(stated: Statement, models: Sequence[str], writer: str) -> str:
-    """Text of the family.toml of an import. `writer`: who wrote it, and of what.
+def family_toml(stated: Statement, models: Sequence[str], writer: str, assumed: Sequence[str] = ()) -> str:
+    """Text of the family.toml of an import. `writer`: who wrote it, and of what; `assumed`: where nothing was stated.
 
     Raises:
         CatalogError: two models have one name.
@@ -357,9 +357,10 @@ def family_toml(stated: Statement, models: Sequence[str], writer: str) -> str:
     if len(set(models)) < len(models):
         raise CatalogError("a model stands twice", field="--as", value=list(models), remedy="name each once")
     load_s = LLM_LOAD_S if stated.tokens_mean else LOAD_S
+    files = f"memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {load_s:g}."
     lines = [
         f"# Written by {writer}. Assumed where nothing was stated:",
-        f"# memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {load_s:g}.",
+        *(f"# {line}" for line in assumed or (files,)),
         "# macs = 0 means unknown.",
         f"name = {_quoted(stated.family)}",
         f"metric = {_quoted(stated.metric)}",
