@@ -240,7 +240,8 @@ def _below_floor(view: PlanView, snapshot: FleetSnapshot, now: Mapping[str, floa
             continue
         ways = [_accuracy(view.catalog, r) for step in path.steps for r in step.routes if r.family == family]
         lowest, before = min(ways, default=1.0), _accuracy(view.catalog, routes_now[family])
-        if lowest < floor and not _made_up_for(view, objective, before, lowest, ways[-1]):
+        lower = lowest < min(floor, before - FLOOR_TOLERANCE)
+        if lower and not _made_up_for(view, objective, before, lowest, ways[-1]):
             return f"{family} would have an accuracy of {lowest:.4f} on the way, what runs carries the load without"
     return ""
 

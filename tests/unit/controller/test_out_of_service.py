@@ -260,3 +260,19 @@ def test_a_family_below_its_floor_may_go_up_on_a_way_that_pays_back_within_the_w
         late, early = (rollout_refusal(one, then) for one in views)
         tried += "on the way" in late and not early
     assert tried
+
+
+def test_a_family_below_its_floor_is_not_held_there_by_a_floor_that_it_misses_anyway():
+    """The mean of its window cannot be reached any more, and no way is less accurate than what runs."""
+    now, then = (
+        plan_of({GPU0: layout(cut, "digits-m", GPU0), GPU1: layout(cut, variant, GPU1)})
+        for cut, variant in (((("7g.40gb", 0),), "digits-m"), ((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l"))
+    )
+    lost = BudgetState("digits", 300.0, 299.0, 10**6, 0.9e6)
+    one = carrying(applied(now, fleet(2)), 5.0, now)
+    one = replace(one, budgets=(lost,), objectives=(replace(OBJECTIVE, min_accuracy=0.99),))
+    path = best_path(one, fleet_snapshot(one.fleet, {}, now.routes), then)
+    assert not path.halted
+    assert rollout_refusal(one, then) == ""
+    lower = plan_of({gpu: layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-s", gpu) for gpu in (GPU0, GPU1)})
+    assert "on the way" in rollout_refusal(one, lower)
