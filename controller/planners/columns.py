@@ -18,7 +18,8 @@ from controller.planners.planning_input import Device, HostedSlice, Task
 from controller.planners.profile_rows import CatalogKey, effective_row, fits
 from trefoil.core.catalog import Catalog, Variant
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import COMPUTE_SLICES, device_share, slice_servers, slice_type
+from trefoil.core.device_types import COMPUTE_SLICES, device_share, engine_of, slice_servers, slice_type
+from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.objective import NO_TOKEN_SLO, TokenSlo
 from trefoil.core.queueing import (
@@ -426,6 +427,22 @@ def class_column(
     same, pool = CatalogKey(catalog), max(1, slices)
     terms = terms_of(task, settings, catalog.family(task.family).tokens_mean)
     return operating_point(same, task.family, kind, shape, variant, 0, pool, terms)
+
+
+def unprofiled(family: str, variant: str, shape_name: str, kind: DeviceType) -> CatalogError:
+    """Error of a class that cannot be planned: an engine serves another variant there, or it has no row or no room."""
+    own = engine_of(kind)
+    if own is not None and own != (family, variant):
+        return CatalogError(
+            f"the engine on {kind.name} serves {own[1]} of {own[0]} alone, and this policy puts {variant} there",
+            field=f"family {family}",
+            remedy="use a policy that leaves engines their variant: base, static_mix, exact, clover or muserve",
+        )
+    return CatalogError(
+        f"no profile of {variant} on {shape_name} of {kind.name}, or it does not fit its memory",
+        field=f"family {family}",
+        remedy="profile this class, or use another policy",
+    )
 
 
 def gap_scv(task: Task) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from numpy.random import Generator
 
-from controller.planners.columns import ClassKey, Column, class_column, class_of
+from controller.planners.columns import ClassKey, Column, class_column, class_of, unprofiled
 from controller.planners.plan_assembly import capacity_per_s, plan_of
 from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
@@ -19,7 +19,6 @@ from controller.planners.planning_input import (
 from trefoil.core.brains import Decision
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, engine_of
-from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Expected
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_weighted
@@ -76,11 +75,7 @@ def columns_of(
         kind = types[key.device_type]
         column = class_column(inputs.known, inputs.task(key[0]), kind, key[2], key[3], counts[key], settings)
         if column is None:
-            raise CatalogError(
-                f"no profile of {key[3]} on {key[2]} of {key[1]}, or it does not fit its memory",
-                field=f"family {key[0]}",
-                remedy="profile this class, or use another policy",
-            )
+            raise unprofiled(key[0], key[3], key[2], kind)
         found[key] = replace(column, key=key)
     return found, counts
 

@@ -24,7 +24,7 @@ from typing import ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from controller.planners.columns import ClassKey, Column, class_column, class_of
+from controller.planners.columns import ClassKey, Column, class_column, class_of, unprofiled
 from controller.planners.gpu_allocation import Allocation, AllocationSettings, GpuSettings, allocate
 from controller.planners.gpu_sharing import (
     Gpu,
@@ -46,7 +46,7 @@ from controller.planners.planning_input import (
     read_view,
 )
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.errors import CatalogError, InvalidInput
+from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
@@ -208,11 +208,7 @@ def serving_gpu(
     mine, kind = replace(task, objective=objective), device.type
     column = class_column(inputs.known.by_model, mine, kind, one.key.slice_type, one.variant, 1, settings)
     if column is None:
-        raise CatalogError(
-            f"no profile of {one.variant} on {one.key.slice_type} of {kind.name}, or it does not fit its memory",
-            field=f"family {one.model}",
-            remedy="profile this class, or use another policy",
-        )
+        raise unprofiled(one.model, one.variant, one.key.slice_type, kind)
     if device.zone:
         column = replace(column, key=class_of(device, one))
     max_rps = settings.of(objective).model_max_rps or column.capacity_per_s(1) or column.saturation_per_s

@@ -26,7 +26,7 @@ from controller.planners.clover.space import Setup, Space, distances, fitting_va
 from controller.planners.columns import Column, class_column
 from controller.planners.plan_assembly import plan_of
 from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, pue_of
-from trefoil.core.device_types import Placement, configurations, placements_of
+from trefoil.core.device_types import Placement, configurations, engine_of, placements_of
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import Configuration, DeviceType, SliceKey
 from trefoil.core.plan import Expected, Plan
@@ -52,10 +52,11 @@ class Pod:
         best = max(self.space.variants, key=lambda v: (v.accuracy, v.name)).name
         layout = {}
         for kind, _ in self.space.kinds:
+            _, own = engine_of(kind) or ("", "")
             options = [
                 c
                 for c in configurations(kind)
-                if all(best in fitting_variants(kind, self.space.variants)[name] for name, _ in c.slices)
+                if all((own or best) in fitting_variants(kind, self.space.variants)[name] for name, _ in c.slices)
             ]
             if not options:
                 raise Infeasible(
@@ -122,12 +123,18 @@ def _edges(device: Device, family: str) -> list[Edge]:
 
 
 def pods_of(inputs: PlanningInput, standardised: bool) -> tuple[Pod, ...]:
-    """Pods of a fleet, one per family that has an objective and at least one device."""
-    dealt = sorted((d for d in inputs.devices if not d.frozen), key=lambda device: device.type.name)
-    taken = _assign_devices(dealt, inputs.tasks)
+    """Pods of a fleet, one per family that has an objective and at least one device. Devices with an engine are of the
+    family that it serves; the others are dealt to families that have no engine, or to all where each has."""
+    devices_ = sorted((d for d in inputs.devices if not d.frozen), key=lambda device: device.type.name)
+    engines: dict[str, list[Device]] = {task.family: [] for task in inputs.tasks}
+    for device in devices_:
+        if (engine := engine_of(device.type)) is not None and engine[0] in engines:
+            engines[engine[0]].append(device)
+    without_engine = [task for task in inputs.tasks if not engines[task.family]] or inputs.tasks
+    taken = _assign_devices([d for d in devices_ if engine_of(d.type) is None], without_engine)
     found = []
     for task in inputs.tasks:
-        devices = taken[task.family]
+        devices = engines[task.family] + taken.get(task.family, [])
         if devices:
             counts = Counter(d.type.name for d in devices)
             kinds = tuple((next(d.type for d in devices if d.type.name == n), counts[n]) for n in sorted(counts))

@@ -27,7 +27,7 @@ from numpy.random import Generator
 from controller.planners.clover.graph import Edge, Graph, edit_distance
 from controller.planners.profile_rows import fits
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import configurations, placements
+from trefoil.core.device_types import configurations, engine_of, placements
 from trefoil.core.errors import Infeasible, InvalidInput
 from trefoil.core.fleet import Configuration, DeviceType
 
@@ -109,8 +109,9 @@ def partitions(kind: DeviceType) -> tuple[Configuration, ...]:
 
 @cache
 def fitting_variants(kind: DeviceType, variants: tuple[Variant, ...]) -> Mapping[str, tuple[str, ...]]:
-    """Variants by slice type whose edge is not disabled: they fit its memory."""
-    return {s.name: tuple(v.name for v in variants if fits(s, v)) for s in kind.slice_types}
+    """Variants by slice type whose edge is not disabled: they fit its memory, and an engine serves its own alone."""
+    _, own = engine_of(kind) or ("", "")
+    return {s.name: tuple(v.name for v in variants if fits(s, v) and own in ("", v.name)) for s in kind.slice_types}
 
 
 @lru_cache(maxsize=64)
@@ -215,10 +216,13 @@ class Space:
         )
 
     def uniform(self, layout: Mapping[str, Configuration], variant: str) -> Setup:
-        """Setup of one configuration per device type and the same variant everywhere."""
+        """Setup of one configuration per device type and the same variant everywhere; engines have their own."""
+        own = {kind.name: engine[1] for kind, _ in self.kinds if (engine := engine_of(kind)) is not None}
         count = {kind.name: 1 if self.standardised else n for kind, n in self.kinds}
         layouts = tuple((layout[kind.name], count[kind.name]) for kind, _ in self.kinds)
-        weights = {(variant, c.device_type, name): k * n for c, n in layouts for name, k in c.slices}
+        weights = {
+            (own.get(c.device_type, variant), c.device_type, name): k * n for c, n in layouts for name, k in c.slices
+        }
         return Setup(layouts, Graph.from_weights(weights))
 
     def legal(self, setup: Setup) -> bool:
