@@ -142,6 +142,7 @@ class Running:
         self.attained, self.accuracy = 0.963, 0.981
         self.accuracies: dict[str, float] = {}
         self.tokens: Any = None
+        self.waits: Any = None
 
     def changed(self) -> Any:
         """The only change of the objectives that were set last."""
@@ -169,6 +170,7 @@ class Running:
                 silent = controller_pb2.Served(family="digits", slo_class="gold", slo_ms=30.0, rate_per_s=0.0)
                 kept = controller_pb2.Served(**whole, slo_attainment=self.attained, grams_per_request=0.0021)
                 kept.MergeFrom(controller_pb2.Served(tokens=self.tokens))
+                kept.MergeFrom(self.waits or controller_pb2.Served())
                 rows = [kept, silent]
                 return controller_pb2.GetServedResponse(window_s=60.0, served=rows, base_basis="digits-l everywhere")
             case "Explain":

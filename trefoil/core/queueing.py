@@ -50,6 +50,8 @@ SERIES_STEP: Final = 8
 RATE_LEAST: Final = 1e-3  # of a slice's saturation: streams that are all alone
 STREAMS_MAX: Final = 4096  # of one slice
 HALVINGS: Final = 24
+LENGTHS: Final = 1000  # points of a law of lengths
+LENGTH_BORDERS: Final = (0.25, 0.5, 0.75, 0.99)  # of classes of lengths, in shares of requests
 NEGLIGIBLE: Final = 1e-9
 BOTH: Final = 1.5  # exponent by which two causes of a wait add up
 _LOG_TAILS: Final = -np.linspace(0.0, 12.0, 97)  # conditional tail probabilities at which two laws are interpolated
@@ -195,6 +197,21 @@ def _waits(utilisation: float, scv: float, gap_scv: float, servers: int) -> tupl
     waits = ((1 - scv) * waits_d + scv * waits_m) * (gap_scv + scv) / (1 + scv)
     delayed = (1 - scv) * delayed_d + scv * delayed_m
     return waits, min(1.0, delayed * _burst_ratio(utilisation, scv, gap_scv))
+
+
+def shortest_first(cv: float, utilisation: float) -> float:
+    """Mean wait where shorter classes of length go first, as a share of that of first come, first served.
+
+    Source: Cobham, "Priority assignment in waiting line problems" (Operations Research 1954): class i waits as one over
+    (1 - load of those before it) (1 - load with it).
+    Data: a gamma law of service times, cut at the percentiles of LENGTH_BORDERS, each length predicted right.
+    Deviations: one server; of several alike, of which all are busy while requests wait, the ratio is taken as the same.
+    """
+    lengths = _gamma_quantiles((np.arange(LENGTHS) + 0.5) / LENGTHS, cv * cv)
+    cuts = [round(share * LENGTHS) for share in (0.0, *LENGTH_BORDERS, 1.0)]
+    loads = utilisation * np.concatenate(([0.0], np.cumsum(lengths)[np.array(cuts[1:]) - 1])) / lengths.sum()
+    shares = np.diff(cuts) / LENGTHS
+    return float((shares * (1 - utilisation) / ((1 - loads[:-1]) * (1 - loads[1:]))).sum())
 
 
 def _burst_ratio(utilisation: float, scv: float, gap_scv: float) -> float:

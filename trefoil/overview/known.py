@@ -95,6 +95,8 @@ def overview_of(answers: ControllerAnswers) -> dict[str, Any]:
         "max_watts": answers.max_watts or None,
         "budgets": None if answers.budgets is None else budget_rows(answers.budgets.budgets),
         "served": {"window_s": served.window_s, "by_class": rows},
+        "queues": {route.family: route.queue for route in answer.plan.routes},
+        "capacity_per_s": {family: one.capacity_per_s for family, one in answer.plan.expected.items()},
         "saving": {
             "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,
             "since_start": since_s is not None,

@@ -15,9 +15,12 @@ from controller.observe.core.load_windows import measured_cells
 from trefoil.core.accounting import per_request
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.demand import LoadCell, LoadWindow, TokenTimes, merged
+from trefoil.core.latency import bucket, merge
 from trefoil.core.objective import Objective
+from trefoil.core.queueing import service_time
 
 DEFAULT_CLASS: Final = "(default)"  # requests that name no class, of a family that has classes
+WAITED_MS: Final = 50.0  # from which on an answer waited for a place: a predictor of lengths takes at most that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,10 @@ class ServedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Served of one family, or of one class of its requests (`slo_class`; "" = all of them)."""
+    """Served of one family, or of one class of its requests (`slo_class`; "" = all of them).
+
+    `waited_share`: of answers, those that waited for a place; `length_cv`: of the family's answers, by its profile.
+    """
 
     family: str
     slo_class: str
@@ -54,6 +60,9 @@ class Served:
     joules_per_request: float | None
     grams_per_request: float | None
     tokens: ServedTokens | None = None
+    waited_share: float | None = None
+    wait_ms_mean: float | None = None
+    length_cv: float | None = None
 
 
 def served_by_class(
@@ -92,6 +101,9 @@ def _served(
     measured = measured_cells(cells, family.name, span_s, catalog) if span_s > 0 else None
     answered = sum(cell.answered for cell in cells)
     failed = sum(sum(cell.failed_by_code.values()) for cell in cells)
+    waits = merge([cell.queue for cell in cells])
+    waited = sum(n for i, n in zip(waits.index, waits.count, strict=True) if i > bucket(WAITED_MS))
+    row = next((row for row in catalog.rows if row.family == family.name and not row.stage), None)
     return Served(
         family=family.name,
         slo_class=name,
@@ -105,6 +117,9 @@ def _served(
         joules_per_request=per_request(joules, answered),
         grams_per_request=per_request(co2, answered),
         tokens=_tokens(cells, asked, joules, co2) if family.generative else None,
+        waited_share=waited / waits.total if waits.total else None,
+        wait_ms_mean=waits.sum_ms / waits.total if waits.total else None,
+        length_cv=service_time(row).cv if row is not None and family.generative else None,
     )
 
 

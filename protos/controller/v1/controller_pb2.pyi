@@ -523,7 +523,7 @@ class GetServedRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Served(_message.Message):
-    __slots__ = ("family", "slo_class", "slo_ms", "rate_per_s", "answered", "failed", "latency_ms_p95", "slo_attainment", "accuracy", "joules_per_request", "grams_per_request", "tokens")
+    __slots__ = ("family", "slo_class", "slo_ms", "rate_per_s", "answered", "failed", "latency_ms_p95", "slo_attainment", "accuracy", "joules_per_request", "grams_per_request", "tokens", "waited_share", "wait_ms_mean", "length_cv")
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SLO_CLASS_FIELD_NUMBER: _ClassVar[int]
     SLO_MS_FIELD_NUMBER: _ClassVar[int]
@@ -536,6 +536,9 @@ class Served(_message.Message):
     JOULES_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
     GRAMS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_MEAN_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_CV_FIELD_NUMBER: _ClassVar[int]
     family: str
     slo_class: str
     slo_ms: float
@@ -548,7 +551,10 @@ class Served(_message.Message):
     joules_per_request: float
     grams_per_request: float
     tokens: ServedTokens
-    def __init__(self, family: _Optional[str] = ..., slo_class: _Optional[str] = ..., slo_ms: _Optional[float] = ..., rate_per_s: _Optional[float] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., latency_ms_p95: _Optional[float] = ..., slo_attainment: _Optional[float] = ..., accuracy: _Optional[float] = ..., joules_per_request: _Optional[float] = ..., grams_per_request: _Optional[float] = ..., tokens: _Optional[_Union[ServedTokens, _Mapping]] = ...) -> None: ...
+    waited_share: float
+    wait_ms_mean: float
+    length_cv: float
+    def __init__(self, family: _Optional[str] = ..., slo_class: _Optional[str] = ..., slo_ms: _Optional[float] = ..., rate_per_s: _Optional[float] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., latency_ms_p95: _Optional[float] = ..., slo_attainment: _Optional[float] = ..., accuracy: _Optional[float] = ..., joules_per_request: _Optional[float] = ..., grams_per_request: _Optional[float] = ..., tokens: _Optional[_Union[ServedTokens, _Mapping]] = ..., waited_share: _Optional[float] = ..., wait_ms_mean: _Optional[float] = ..., length_cv: _Optional[float] = ...) -> None: ...
 
 class ServedTokens(_message.Message):
     __slots__ = ("tokens", "prompt_tokens", "ttft_ms", "ttft_quantile", "ttft_ms_p95", "ttft_attainment", "tpot_ms", "tpot_quantile", "tpot_ms_p95", "tpot_attainment", "joules_per_token", "grams_per_token")

@@ -17,6 +17,7 @@ from trefoil.core.fleet import (
     SliceState,
     SliceStatus,
 )
+from trefoil.core.plan import Expected, Route
 from trefoil.runtime import codec
 
 
@@ -127,6 +128,25 @@ def test_status_shows_tokens_of_families_that_stream_and_withholds_a_saving_wher
         assert part in said
     running.tokens.ttft_attainment = 0.94
     assert document(tmp_path, "status")["saving"]["withheld"] == "digits misses its TTFT"
+
+
+def test_status_says_what_shortest_first_gains_and_that_nothing_is_gained_until_requests_queue(
+    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.waits = controller_pb2.Served(waited_share=0.0, wait_ms_mean=3.0, length_cv=1.0)
+    assert "shortest first" not in run(tmp_path, "status").stdout, "its queue is first come, first served"
+    routes = (Route("digits", "weighted", "ssjf"),)
+    plan = replace(PLAN, routes=routes, expected={"digits": Expected(capacity_per_s=25.0)})
+    monkeypatch.setattr(running_system, "PLAN", plan)
+    said = " ".join(run(tmp_path, "status").stdout.split())
+    assert "shortest first for digits: no answer of the last 60 s waited for a place" in said
+    assert "nothing is gained until requests queue" in said
+    running.waits = controller_pb2.Served(waited_share=0.25, wait_ms_mean=340.0, length_cv=1.0)
+    said = " ".join(run(tmp_path, "status").stdout.split())
+    assert "25.0% of the answers of the last 60 s waited for a place, and all 340 ms in the mean" in said
+    assert "at 80% of capacity it saves at most 47% of the wait" in said
+    running.waits = controller_pb2.Served(waited_share=0.25, wait_ms_mean=340.0)
+    assert "shortest first" not in run(tmp_path, "status").stdout, "its answers have no lengths"
 
 
 @pytest.mark.parametrize("totals", [{"base_unknown_s": 3.0}, {"grams": 0.0}], ids=["no model", "no meter"])

@@ -42,6 +42,20 @@ def test_each_class_is_judged_by_its_own_slo_and_the_family_by_all_of_them():
     assert default.joules_per_request is None, "meters know no classes"
 
 
+def test_what_waited_for_a_place_is_told_from_what_only_had_its_length_predicted():
+    """A predictor takes up to 50 ms, which are no queue."""
+    book = LoadCounters("d", 0, 0.0, 16)
+    for queue_ms in (0.1, 20.0, 49.0, 400.0):
+        book.answered("digits", "l", KEYS[0], "", 1, queue_ms + 10.0, queue_ms, 100.0, 1.0)
+    window = book.close_window(10.0, Revision())
+    streams = replace(FAMILY, generative=True, tokens_mean=8.0)
+    whole = served_by_class([window], OBJECTIVE, Catalog((streams,), KNOWN.rows), 10.0, 30.0, 0.6)[0]
+    assert (whole.waited_share, whole.wait_ms_mean) == (0.25, pytest.approx(469.1 / 4, rel=0.01))
+    assert whole.length_cv > 0
+    still = served_by_class([], OBJECTIVE, KNOWN, 10.0, None, None)[0]
+    assert (still.waited_share, still.wait_ms_mean, still.length_cv) == (None, None, None)
+
+
 def test_tokens_are_judged_by_the_objectives_of_their_class_and_cost_what_the_family_drew():
     gold = TokenSlo(ttft_ms=20.0, ttft_quantile=0.9)
     family = replace(FAMILY, generative=True, tokens_mean=8.0, token_classes={"gold": gold})

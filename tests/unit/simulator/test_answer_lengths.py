@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.engines import request_engine
 from tests.unit.dispatcher.worlds import key, route, target
-from trefoil.core.queueing import ServiceTime
-from trefoil.simulator.engines.answer_lengths import BORDERS, AnswerLengths
+from trefoil.core.queueing import LENGTH_BORDERS, ServiceTime, shortest_first
+from trefoil.simulator.engines.answer_lengths import AnswerLengths
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
 
 PERFECT = tuple(tuple(float(i == j) for j in range(5)) for i in range(5))
@@ -50,6 +50,16 @@ def test_a_share_is_its_class_and_the_quantile_of_the_law():
     times = np.array([lengths.service_s(n, ServiceTime(MEAN_MS, CV)) for n in range(20_000)])
     assert lengths.service_s(0, ServiceTime(MEAN_MS, CV)) is None
     assert (times.mean(), times.std()) == (pytest.approx(0.1, rel=0.03), pytest.approx(0.1, rel=0.05))
-    borders = np.quantile(times, BORDERS)
+    borders = np.quantile(times, LENGTH_BORDERS)
     assert np.mean(np.searchsorted(borders, times) == np.array(scores)) > 0.98
     assert AnswerLengths((), np.random.default_rng(1)).come(0) is None
+
+
+def test_what_shortest_first_saves_is_what_the_law_of_its_classes_says():
+    """Of the wait alone, at 0.9 of capacity: the same requests take the same time in both orders."""
+    fifo, shortest = (window(False, queue, PERFECT) for queue in ("fifo", "ssjf"))
+    service_ms = 1e3 * fifo.busy_s[key(0)] / 6000
+    found = (shortest.latency_ms.mean() - service_ms) / (fifo.latency_ms.mean() - service_ms)
+    assert found == pytest.approx(shortest_first(CV, 0.9), abs=0.08)
+    assert shortest_first(CV, 0.5) > shortest_first(CV, 0.9), "there is more to gain under more load"
+    assert shortest_first(0.0, 0.9) == pytest.approx(1.0, abs=0.01), "and nothing where all answers are alike"

@@ -46,6 +46,7 @@ from trefoil.core.jobs.planned import OpenJobs, PlannedJobs
 from trefoil.core.objective import ActMode, Objective, TenantRungs, objective_text
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
 from trefoil.overview.budgets import BUDGETS_UNKNOWN, budget_line
+from trefoil.overview.served import order_lines
 from trefoil.overview.troubles import nodes_of
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
@@ -120,7 +121,7 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
     budgets = found["budgets"]
     wanted += [BUDGETS_UNKNOWN] if budgets is None else [budget_line(row) for row in budgets]
-    rest_lines = [*carbon_lines(found), *saving_lines(found), *receipt_lines(found)]
+    rest_lines = [*order_lines(found), *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]
     for line in [*wanted, *found["overrides"], *rest_lines, *jobs_lines(found, WallClock().now_s())]:
         out.print(line, markup=False)
 

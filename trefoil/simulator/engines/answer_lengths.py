@@ -14,11 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from trefoil.core.queueing import ServiceTime, draw_s
+from trefoil.core.queueing import LENGTH_BORDERS, ServiceTime, draw_s
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.scenario.arrivals import ReplayedArrivals
 
-BORDERS: Final = (0.25, 0.5, 0.75, 0.99)  # of the classes, in shares
 DRAWS: Final = 8192
 WAITING_MAX: Final = 65_536
 SEED: Final = 3
@@ -42,7 +41,7 @@ class AnswerLengths:
 
     def _score(self, share: float, chance: float) -> float | None:
         """Class that is predicted of a request, drawn; None: nobody predicts."""
-        sums = self._sums[int(np.searchsorted(BORDERS, share, side="right"))] if self._sums else []
+        sums = self._sums[int(np.searchsorted(LENGTH_BORDERS, share, side="right"))] if self._sums else []
         return float(np.searchsorted(sums, chance, side="right")) if sums else None
 
     def service_s(self, id_: int, service: ServiceTime) -> float | None:
