@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel sbom notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs e2e-llm reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards e2e-alerts lock clean
+.PHONY: help setup wheel sbom notebooks docs export-efficientnet export-albert pydoc task-lengths demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-assess e2e-hosts e2e-compose e2e-join e2e-chart e2e-cluster e2e-security e2e-jobs e2e-jobs-zones e2e-llm reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-engines test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards e2e-alerts lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -169,6 +169,9 @@ e2e-llm: setup .venv-engines/.ready  ## vLLM, Transformers' server and llama.cpp
 
 e2e-jobs: setup  ## 100,000 items of a job beside 30 requests/s on real Tritons: p95 with and without, then kills, Redis emptied, a full disk (half an hour; the disk as root; ARGS='--items 4000 --rounds 1')
 	$(BIN)/python -m benchmarks.jobs_served $(ARGS)
+
+e2e-jobs-zones: setup  ## a job over two zones in network namespaces, with mutual TLS, while their link is cut and healed (ten minutes; as root; ITEMS=4000)
+	$(BIN)/python -m benchmarks.jobs_zones
 
 e2e-assess: setup  ## an hour of load on two Tritons under a real Prometheus: what `trefoil assess` tells beside what is counted, and then served under exact (two hours; needs prometheus; ARGS='--minutes 3')
 	$(BIN)/python -m benchmarks.assess $(ARGS)

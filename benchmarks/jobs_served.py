@@ -37,7 +37,7 @@ from tests.support.ports import free_ports
 from tests.support.redis_server import RedisServer
 from tests.support.triton_process import TritonProcess, expected, heldout, hosted
 from tests.support.workers import Dispatcher
-from tests.unit.dispatcher.worlds import node, plan, route, status, target
+from tests.unit.dispatcher.worlds import VERSIONS, node, plan, route, status, target
 from trefoil.api.jobs import Jobs, JobStatus
 from trefoil.cli.demo.results import git_commit, machine, write_json
 from trefoil.cli.output import grid
@@ -346,7 +346,7 @@ async def measure(
     say: Any,
 ) -> Found:  # fmt: skip
     """Run both parts on fresh machines."""
-    answers = {f"digits-{size}": values for size, values in zip("xsml", expected(folder).values(), strict=True)}
+    answers = dict(zip(VERSIONS, expected(folder).values(), strict=True))
     async with machines(folder, jobs_dir) as run:
         counted = -await run.counted_joules()
         requests = Requests(run.dispatchers[1].inference, rate_per_s)

@@ -1,4 +1,4 @@
-"""A job over two zones, while the link between them is cut: `python -m benchmarks.jobs_zones`. As root, on Linux.
+"""A job over two zones, while the link between them is cut: `make e2e-jobs-zones`. As root, on Linux.
 
 Two network namespaces are two zones, each a whole Trefoil: Redis, carbon feed, controller, dispatcher, power agent, a
 simulated GPU and real Tritons. Each zone has its own certificate authority; home gets a client certificate, a read

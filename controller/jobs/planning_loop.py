@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from controller.jobs.core.hours import SLOT_S, offered_slots, plan_hours
+from controller.jobs.core.hours import SLOT_S, offers_now, plan_hours, zone_slots
 from controller.jobs.zone_offers import ZoneOffers
 from controller.observe.core.observation import LatestInputs
 from controller.planners.exact.milp import CpuLimitHit, NothingFound
@@ -52,6 +52,7 @@ class JobsPlanning:
         self._inputs, self._plan_keys, self._metrics, self._clock = inputs, plan_keys, metrics, clock
         self._others = peers or ZoneOffers((), None, clock)
         self._portions: tuple[Portion, ...] = ()  # of the plan that stands
+        self._slots: tuple[float, Sequence[Slot]] = -math.inf, ()  # of this zone, and when they were computed
         self._planned: frozenset[str] = frozenset()  # names of the open jobs that were looked at last
         self._planned_s, self._made_s, self._slot = -math.inf, -math.inf, -1
         self._epoch, self._revision = 0, Revision()
@@ -98,10 +99,10 @@ class JobsPlanning:
             now_s,
         )  # a failure is tried again in PERIOD_S
         offered = await self._offered({zone for told in found for one in told.jobs for zone in one.zones})
-        ahead_s, view = self._clock.calendar_ahead_s(), self._view()
+        slots, calendar_s = await self._zone_slots(0.0)
         try:
             plan, flexible, wrong, portions = await asyncio.to_thread(
-                plan_hours, view, found, ahead_s, self._next_revision(epoch), offered=offered
+                plan_hours, slots, found, calendar_s, self._next_revision(epoch), offered=offered
             )
         except (CpuLimitHit, NothingFound) as error:
             LOG.warning("no plan of jobs: the last one stays", why=str(error))
@@ -128,9 +129,16 @@ class JobsPlanning:
 
     async def offers(self) -> Offers:
         """What this zone has left over for jobs of others."""
-        view, ahead_s = self._view(), self._clock.calendar_ahead_s()
+        slots, calendar_s = await self._zone_slots(PERIOD_S)
         fresh = self._clock.monotonic_s() - self._made_s <= STALE_S
-        return await asyncio.to_thread(offered_slots, view, ahead_s, self._portions if fresh else ())
+        return offers_now(slots, calendar_s, self._portions if fresh else ())
+
+    async def _zone_slots(self, age_max_s: float) -> tuple[Sequence[Slot], float]:
+        """Slots of this zone, computed again if they are older, and the time of the calendar."""
+        at_s, view, ahead_s = self._clock.monotonic_s(), self._view(), self._clock.calendar_ahead_s()
+        if at_s - self._slots[0] >= age_max_s:
+            self._slots = at_s, await asyncio.to_thread(zone_slots, view, ahead_s)
+        return self._slots[1], view.now_s + ahead_s
 
     async def close(self) -> None:
         """Close the connections to peers."""

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from trefoil.cli.carbon.client import format_duration, parse_moment
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, grid, print_json, writing
+from trefoil.cli.options import RUNNING, ServiceAddress, of_service
+from trefoil.cli.output import AsJson, console, grid, print_json, writing
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import INSECURE_VARIABLE, command_tls, control_token, token_at
 from trefoil.core.errors import NotFound
@@ -31,18 +32,14 @@ BAR: Final = 24  # characters of the hour with the most carbon
 app = typer.Typer(
     cls=Guarded, no_args_is_help=True, help="Work that can wait: items with a deadline, run on idle slices."
 )
-Dispatcher = Annotated[
-    str,
-    typer.Option(
-        "--dispatcher", envvar="TREFOIL_DISPATCHER", metavar="HOST:PORT",
-        help="Admin port of a dispatcher; default: the running system's.",
-    ),
-]  # fmt: skip
-Ca = Annotated[Path | None, typer.Option("--ca", help="PEM of the authority that signed the dispatcher's certificate.")]
 Name = Annotated[str, typer.Argument(metavar="ID", help="Name of the job, as `submit` printed it.")]
 
 
+of_dispatcher: Final = of_service("dispatcher", "--dispatcher", "TREFOIL_DISPATCHER")
+
+
 @app.command("submit")
+@of_dispatcher
 def submit(
     family: Annotated[str, typer.Argument(help="Family that answers.")],
     items: Annotated[
@@ -60,14 +57,12 @@ def submit(
     zone: Annotated[list[str] | None, typer.Option("--zone", help="Zone that may answer, this one or a peer.")] = None,
     grams_max: Annotated[float, typer.Option("--grams-max", help="Most grams of CO2 by receipts; 0: no bound.")] = 0.0,
     watch_it: Annotated[bool, typer.Option("--watch", help="Show its progress until it has ended.")] = False,
-    dispatcher: Dispatcher = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Submit a job: items that are answered when slices are idle, until a deadline."""
     by_s = parse_moment(complete_by, "--complete-by", WallClock().now_s(), ahead=True)
-    with _jobs(dispatcher, ca, state_dir) as jobs:
+    with _jobs(where) as jobs:
         status = jobs.submit(
             family, items, complete_by_s=by_s, id=name, tenant=tenant, priority=priority, min_accuracy=min_accuracy,
             zones=tuple(zone or ()), grams_max=grams_max,
@@ -79,15 +74,14 @@ def submit(
 
 
 @app.command("list")
+@of_dispatcher
 def list_jobs(
     tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")] = "",
-    dispatcher: Dispatcher = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Show all jobs, the next deadline first."""
-    with _jobs(dispatcher, ca, state_dir) as jobs:
+    with _jobs(where) as jobs:
         found = jobs.all(tenant)
     if as_json_:
         print_json([asdict(each) for each in found])
@@ -96,12 +90,12 @@ def list_jobs(
 
 
 @app.command("show")
+@of_dispatcher
 def show(
-    name: Name, dispatcher: Dispatcher = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE_DIR,
-    as_json_: AsJson = False,
+    name: Name, where: ServiceAddress = RUNNING, as_json_: AsJson = False
 ) -> None:  # fmt: skip
     """Show how a job stands."""
-    with _jobs(dispatcher, ca, state_dir) as jobs:
+    with _jobs(where) as jobs:
         status = jobs.get(name)
     _show([status], as_json_)
     if not as_json_:
@@ -111,12 +105,12 @@ def show(
 
 
 @app.command("watch")
+@of_dispatcher
 def watch(
-    name: Name, dispatcher: Dispatcher = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE_DIR,
-    as_json_: AsJson = False,
+    name: Name, where: ServiceAddress = RUNNING, as_json_: AsJson = False
 ) -> None:  # fmt: skip
     """Show the progress of a job until it has ended; exit code 1 where it was cancelled."""
-    with _jobs(dispatcher, ca, state_dir) as jobs:
+    with _jobs(where) as jobs:
         status = _follow(jobs, name, as_json_)
     _show([status], as_json_)
     if status.state != "done":
@@ -124,32 +118,30 @@ def watch(
 
 
 @app.command("cancel")
+@of_dispatcher
 def cancel(
     name: Name,
     why: Annotated[str, typer.Option("--why", help="Reason, shown where the job is.")] = "",
-    dispatcher: Dispatcher = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """End a job; what was answered stays."""
-    with _jobs(dispatcher, ca, state_dir) as jobs:
+    with _jobs(where) as jobs:
         _show([jobs.cancel(name, why)], as_json_)
 
 
 @app.command("results")
+@of_dispatcher
 def results(
     name: Name,
     out: Annotated[Path | None, typer.Option("--out", help="File for the lines; default: standard output.")] = None,
     first: Annotated[int, typer.Option("--first", min=0, help="First item, counted from 0.")] = 0,
-    dispatcher: Dispatcher = "",
-    ca: Ca = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
 ) -> None:
     """Print the results of a job in the order of its items, one line of JSON each: an answer with variant and receipt,
     or an error. Of a job that goes on: those there are by now."""
-    with _jobs(dispatcher, ca, state_dir) as jobs:
+    with _jobs(where) as jobs:
         if as_json_ and out is None:
             print_json([_result(each) for each in jobs.results(name, first)])
             return
@@ -163,14 +155,14 @@ def results(
 
 
 @contextmanager
-def _jobs(target: str, ca: Path | None, state_dir: str) -> "Iterator[Jobs]":
+def _jobs(where: ServiceAddress) -> "Iterator[Jobs]":
     """Jobs of a dispatcher, for the length of one command. Raises NotFound, SettingError, as `open_service`."""
     from trefoil.api.jobs import Jobs  # brings numpy and tritonclient, which --help need not
 
-    address = target or StatePaths(Path(state_dir).resolve()).running().addresses["dispatcher"]
-    token = token_at(address, Path(state_dir)) or control_token() or ""
+    address = where.target or StatePaths(Path(where.state_dir).resolve()).running().addresses["dispatcher"]
+    token = token_at(address, Path(where.state_dir)) or control_token() or ""
     insecure = os.environ.get(INSECURE_VARIABLE) == "1"
-    jobs = Jobs.connect(address, token=token, tls=command_tls(ca), insecure=insecure)
+    jobs = Jobs.connect(address, token=token, tls=command_tls(where.ca), insecure=insecure)
     try:
         yield jobs
     finally:
@@ -200,8 +192,8 @@ def _show(found: "list[JobStatus]", as_json: bool) -> None:
     now_s = WallClock().now_s()
     rows = []
     for each in found:
-        left = each.ended_at_s or each.complete_by_s
-        when = f"{format_time(round(left))} ({format_duration(left - now_s)})"
+        ended = f"ended {format_time(round(each.ended_at_s))}"
+        when = f"{format_time(round(each.complete_by_s))} ({format_duration(each.complete_by_s - now_s)})"
         done = f"{each.answered + each.failed}/{each.items}"
         state = f"{each.state}{', late' if each.late else ', will be late' if each.in_danger else ''}"
         cost = f"{each.joules:.4g} J, {each.grams:.3g} g" if each.joules else "-"
@@ -212,7 +204,7 @@ def _show(found: "list[JobStatus]", as_json: bool) -> None:
                 state,
                 done,
                 str(each.failed),
-                when,
+                ended if each.ended else when,
                 cost,
                 each.tenant or "-",
                 "; ".join(filter(None, (each.why, each.first_error))) or each.prospect or "-",

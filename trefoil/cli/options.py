@@ -115,12 +115,21 @@ class ServiceAddress(NamedTuple):
 RUNNING: Final = ServiceAddress()
 
 
-def of_service(service: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make what gives a command the options that say which service of this kind, for its parameter `where`."""
+def of_service(
+    service: str, flag: str = "--target", variable: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make what gives a command the options that say which service of this kind, for its parameter `where`. `variable`:
+    environment variable that stands for the flag."""
 
     def address(
         target: Annotated[
-            str, typer.Option("--target", help=f"host:port of the {service}; default: the running system's.")
+            str,
+            typer.Option(
+                flag,
+                envvar=variable,
+                metavar="HOST:PORT",
+                help=f"host:port of the {service}'s admin port; default: the running system's.",
+            ),
         ] = "",
         ca: Annotated[
             Path | None,

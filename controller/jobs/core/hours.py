@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from controller.jobs.core.offers import left_over
+from controller.jobs.core.offers import left_over, slots_ahead
 from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
 from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.rules import Rule
@@ -31,24 +31,30 @@ HORIZON_MIN_S, HORIZON_MAX_S = 6 * HOUR_S, 48 * HOUR_S
 NO_OFFERS: Final[Mapping[str, Sequence[Slot]]] = {}
 
 
+def zone_slots(view: PlanView, ahead_s: float) -> list[Slot]:
+    """Slots of this zone from now on, in calendar time; `ahead_s`: what the view's time lacks to be that."""
+    until_s = view.now_s + HORIZON_MAX_S
+    return [_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))]
+
+
 def plan_hours(
-    view: PlanView,
+    every: Sequence[Slot],
     found: Sequence[OpenJobs],
-    ahead_s: float,
+    now_s: float,
     revision: Revision,
     rule: Rule = plan_jobs,
     offered: Mapping[str, Sequence[Slot]] = NO_OFFERS,
 ) -> tuple[PlannedJobs, tuple[FlexibleDemand, ...], list[tuple[str, str]], tuple[Portion, ...]]:
-    """Plan open jobs in calendar time; `ahead_s`: what the view's time lacks to be that; `offered`: slots of peers.
+    """Plan open jobs in calendar time over the slots of this zone; `offered`: slots of peers.
     Also what the planner of slices is to know, of each record that cannot be planned (folder, why), and the portions.
 
     Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep are
     planned with, too: those jobs run at once, and the planner of slices wakes what they need in this slot.
     """
-    now_s, home = view.now_s + ahead_s, view.carbon.series.zone
+    home = every[0].zone
     latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
-    until_s = view.now_s + min(HORIZON_MAX_S, max(HORIZON_MIN_S, latest_s - now_s + SLOT_S))
-    every = _slots(view, ahead_s, until_s)
+    until_s = now_s + max(HORIZON_MIN_S, latest_s - now_s + SLOT_S)
+    every = [slot for slot in every if slot.carbon.starts_at_s < until_s]
     slots = [replace(slot, pools=tuple(pool for pool in slot.pools if not pool.idle_w)) for slot in every]
     of_peers = [slot for zone in sorted(offered) for slot in offered[zone]]
     families = {cost.family for slot in slots + of_peers for pool in slot.pools for cost in pool.costs}
@@ -64,15 +70,9 @@ def plan_hours(
     return written, flexible, wrong, plan.portions
 
 
-def offered_slots(view: PlanView, ahead_s: float, portions: Sequence[Portion]) -> Offers:
-    """What this zone has left over for others, where its own jobs have these portions."""
-    slots = _slots(view, ahead_s, view.now_s + HORIZON_MAX_S)
-    return Offers(view.carbon.series.zone, view.now_s + ahead_s, left_over(slots, portions))
-
-
-def _slots(view: PlanView, ahead_s: float, until_s: float) -> list[Slot]:
-    """Slots of this zone from now on, in calendar time."""
-    return [_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))]
+def offers_now(slots: Sequence[Slot], now_s: float, portions: Sequence[Portion]) -> Offers:
+    """What this zone has left over for others, of its slots, where its own jobs have these portions."""
+    return Offers(slots[0].zone, now_s, left_over(slots_ahead(slots, now_s), portions))
 
 
 def _in_calendar(slot: Slot, ahead_s: float) -> Slot:

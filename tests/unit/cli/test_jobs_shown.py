@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from protos.controller.v1 import controller_pb2 as pb
+from trefoil.api.jobs import JobStatus
+from trefoil.cli.jobs import _show
 from trefoil.cli.operate.overview import LATE_MAX, jobs_lines
 from trefoil.cli.operate.report import _csv, _html, report_tables
 from trefoil.cli.operate.report_document import jobs_document, report_document
@@ -99,3 +101,15 @@ def test_a_report_has_the_jobs_as_tables_page_and_rows():
     )  # fmt: skip
     assert jobs_document(pb.GetFleetResponse(), NOW_S) == {}
     assert "job" not in _csv(empty).splitlines()[0].split(","), "without jobs the columns are those of before"
+
+
+@pytest.mark.parametrize(
+    ("state", "ended_at_s", "text"), [("done", 7200.0, "ended 1970-01-01 02:00"), ("waiting", 0.0, " d)")]
+)
+def test_an_ended_job_has_the_time_of_its_end_and_an_open_one_what_is_left(
+    capsys, monkeypatch, state, ended_at_s, text
+):
+    monkeypatch.setenv("COLUMNS", "300")
+    status = JobStatus("a", "digits", state, 5, 5, 0, 2e10, False, "", 1.0, 0.1, "", 0, 0.0, 0.0, ended_at_s, "")
+    _show([status], False)
+    assert text in capsys.readouterr().out

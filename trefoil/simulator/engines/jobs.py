@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from controller.jobs.core.hours import SLOT_S, plan_hours
+from controller.jobs.core.hours import SLOT_S, plan_hours, zone_slots
 from controller.jobs.core.rules import RULES
 from controller.jobs.core.slots import FULL
 from dispatcher.jobs.core.planned_hours import may_start
@@ -122,7 +122,9 @@ class JobsEngine:
             )
             for run in self._open
         )  # fmt: skip
-        plan, flexible, wrong, _ = plan_hours(view, [OpenJobs(FOLDER, 1, told)], 0.0, Revision(), self._plan_by)
+        plan, flexible, wrong, _ = plan_hours(
+            zone_slots(view, 0.0), [OpenJobs(FOLDER, 1, told)], view.now_s, Revision(), self._plan_by
+        )
         assert not wrong, wrong
         fresh = {one.job_id.removeprefix(f"{FOLDER}/"): one for one in plan.jobs}
         self._hours = fresh if begun or self.rule == "planned" else {**fresh, **self._hours}
