@@ -157,7 +157,7 @@ def parts(
     )
     rungs = BudgetRungs(state.keys, accountant, leadership, plan_keys, metrics, clock)
     loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, rungs, disk, signals, clock)
-    zones = ZoneOffers(settings.other_zones, settings, clock)
+    zones = _zones(settings, catalog, clock)
     jobs = JobsPlanning(state, leadership, loop.view, observation.inputs, plan_keys, metrics, clock, zones)
 
     def adopt() -> None:
@@ -179,6 +179,17 @@ def parts(
         server,
         *_page(settings, servicer, clock),
     )
+
+
+def _zones(settings: ControllerSettings, catalog: Catalog, clock: Clock) -> ZoneOffers:
+    """Other zones. Raises SettingError: a family whose requests they may answer is not known."""
+    for index, name in ((i, name) for i, peer in enumerate(settings.other_zones) for name in peer.families):
+        try:
+            catalog.family(name)
+        except errors.NotFound as error:
+            why, where = "no such family in the model repository", f"other_zones.{index}.families"
+            raise SettingError(why, field=where, value=name, remedy=error.remedy) from error
+    return ZoneOffers(settings.other_zones, settings, clock)
 
 
 def _left(disk: DiskStore, settings: ControllerSettings, catalog: Catalog) -> SavedState:

@@ -25,7 +25,7 @@ from trefoil.core.objective import (
 )
 from trefoil.core.parts import Kind, Value, load_own_parts
 from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings, Settings
-from trefoil.runtime.security.other_zones import OtherZone, check_other_zones
+from trefoil.runtime.security.other_zones import OfferingZone, check_other_zones
 
 PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
 
@@ -452,7 +452,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     refused."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
-    other_zones: tuple[OtherZone, ...] = ()
+    other_zones: tuple[OfferingZone, ...] = ()
     """Controllers of other zones, whose offers jobs that name these zones are planned with."""
     agent_tls_name: NodeNameForm = "{node}"
     """Name that the certificate of a power agent must have (subjectAltName); {node} is the node's. Equal for controller

@@ -15,7 +15,7 @@ from trefoil.core.fleet import TRITON_NAME
 from trefoil.core.parts import Kind, load_own_parts, load_part
 from trefoil.engine_api import check_address
 from trefoil.runtime.config import FIXED, NodeNameForm, ServiceSettings
-from trefoil.runtime.security.other_zones import OtherZone, check_other_zones
+from trefoil.runtime.security.other_zones import ServingZone, check_other_zones
 from trefoil.runtime.security.tls import FIELDS, GRPC, Tls
 
 FRONT_FIELDS: Final = ("front_tls_certificate", "front_tls_key", "front_client_ca")
@@ -162,7 +162,7 @@ class DispatcherSettings(WorkerPlace):
     """Clients that read results of jobs at once; as many may read files of batches."""
     jobs_keep_s: float = Field(7 * 86_400.0, gt=0)
     """How long the results of a job stay after it ended, and files for batches after they came."""
-    other_zones: tuple[OtherZone, ...] = ()
+    other_zones: tuple[ServingZone, ...] = ()
     """Dispatchers of other zones, which run items of jobs that name these zones."""
     transfer_j_per_mb: float = Field(216.0, ge=0)
     """Joules that move a megabyte to another zone or back. Default: 0.06 kWh/GB, fixed-line networks of 2015, about

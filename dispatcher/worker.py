@@ -82,6 +82,7 @@ def build(argv: Sequence[str]) -> list[Component]:
         PeerServer(local, fronts.inference, all_workers.answers(), sync),  # before the sync says where it listens
         sync,
         fronts.peers,
+        fronts.inference.zones,
         Prober(local, contracts),
         local.lengths,
         RenewalsComponent(ends, files, clock, metrics),

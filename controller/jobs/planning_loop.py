@@ -2,17 +2,20 @@
 
 It solves in a thread, once a minute and whenever a job comes or ends. What it cannot plan runs whenever slices are
 idle; where no plan can be made the last one stays, until dispatchers find it too old. Jobs that name zones of peers are
-planned with what these offer; to peers it offers what its own plan leaves over.
+planned with what these offer; to peers it offers what its own plan leaves over. The plan also tells what peers offer
+for requests of families that allow them.
 """
 
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from controller.jobs.core.hours import SLOT_S, offers_now, plan_hours, zone_slots
+from controller.jobs.core.requests import request_offers
 from controller.jobs.zone_offers import ZoneOffers
 from controller.observe.core.observation import LatestInputs
 from controller.planners.exact.milp import CpuLimitHit, NothingFound
@@ -87,10 +90,10 @@ class JobsPlanning:
         found = await self._open_jobs()
         names = frozenset(f"{told.folder}/{one.job_id}" for told in found for one in told.jobs)
         now_s, slot = self._clock.monotonic_s(), math.floor(self._clock.now_s() / SLOT_S)
-        same = (names, epoch, slot) == (self._planned, self._epoch, self._slot)
-        if same and (not names or now_s - self._planned_s < PERIOD_S):
+        same, families = (names, epoch, slot) == (self._planned, self._epoch, self._slot), self._others.families
+        if same and (not (names or families) or now_s - self._planned_s < PERIOD_S):
             return
-        if not names and self._revision.epoch != epoch:
+        if not (names or families) and self._revision.epoch != epoch:
             return  # this leader has planned none: there is nothing to take back
         self._planned, self._epoch, self._slot, self._planned_s = (
             names,
@@ -98,11 +101,13 @@ class JobsPlanning:
             slot,
             now_s,
         )  # a failure is tried again in PERIOD_S
-        offered = await self._offered({zone for told in found for one in told.jobs for zone in one.zones})
+        named = {zone for told in found for one in told.jobs for zone in one.zones}
+        offered = await self._offered(named | families.keys())
+        of_jobs = {zone: of for zone, of in offered.items() if zone in named}
         slots, calendar_s = await self._zone_slots(0.0)
         try:
             plan, flexible, wrong, portions = await asyncio.to_thread(
-                plan_hours, slots, found, calendar_s, self._next_revision(epoch), offered=offered
+                plan_hours, slots, found, calendar_s, self._next_revision(epoch), offered=of_jobs
             )
         except (CpuLimitHit, NothingFound) as error:
             LOG.warning("no plan of jobs: the last one stays", why=str(error))
@@ -110,6 +115,7 @@ class JobsPlanning:
         for folder, why in wrong:
             if self._inputs.set_aside.note(self._state.keys.jobs_open(folder), "value", why, self._clock.now_s()):
                 LOG.warning("an open job is not planned", folder=folder, why=why)
+        plan = replace(plan, requests=request_offers(slots[0], offered, families, calendar_s))
         await self._leadership.write([Put(self._state.keys.jobs_plan(), self._plan_keys.sign_jobs(plan))])
         self._revision, self._made_s, self._inputs.flexible = plan.revision, now_s, flexible
         self._portions = portions

@@ -5,7 +5,7 @@ An offer is believed only as a whole and within ranges; one that is refused, or 
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 from controller.jobs.core.offers import STALE_S, check_offers, slots_ahead
@@ -16,7 +16,7 @@ from trefoil.core.jobs.planned import DevicePool, ItemCost, Offers, Slot
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.config import ServiceSettings
-from trefoil.runtime.security.other_zones import OtherZone
+from trefoil.runtime.security.other_zones import OfferingZone
 from trefoil.runtime.security.zone_channel import ZoneChannel
 
 TIMEOUT_S: Final = 3.0
@@ -26,7 +26,7 @@ PERIOD_S: Final = 20.0  # between two questions to one peer
 class ZoneOffers:
     """Offers of peers' zones."""
 
-    def __init__(self, peers: Sequence[OtherZone], own: ServiceSettings | None, clock: Clock) -> None:
+    def __init__(self, peers: Sequence[OfferingZone], own: ServiceSettings | None, clock: Clock) -> None:
         """`own`: settings of this service, whose TLS files are used where a peer names none.
 
         Raises:
@@ -34,6 +34,8 @@ class ZoneOffers:
         """
         assert own is not None or not peers
         self._channels = {peer.zone: ZoneChannel(peer, own) for peer in peers if own is not None}
+        self.families = {peer.zone: frozenset(peer.families) for peer in peers if peer.families}
+        """Families whose requests a peer may answer, by zone."""
         self._clock = clock
         self._offers: dict[str, tuple[Offers, float]] = {}
         self._asked_s: dict[str, float] = {}
@@ -95,7 +97,7 @@ def offers_of(message: Any) -> Offers:
         pools = tuple(
             DevicePool(
                 pool.name, pool.free_s, pool.sure_s,
-                tuple(ItemCost(cost.family, cost.device_s, cost.active_j, cost.accuracy) for cost in pool.items),
+                tuple(ItemCost(*(getattr(cost, field.name) for field in fields(ItemCost))) for cost in pool.items),
             )
             for pool in one.pools
         )  # fmt: skip

@@ -150,6 +150,9 @@ class JobsOwner:
     async def _keep(self) -> None:
         while True:
             try:
+                if self._inference.zones:
+                    await self.hours.read()
+                    self._inference.zones.follow(self.hours.requests())
                 await self._look()
                 await self._expire_files()
                 self.why = ""

@@ -15,7 +15,7 @@ from dispatcher.jobs.core.job import Job
 from dispatcher.jobs.core.planned_hours import PlanSight, away_until, may_start, to_send
 from trefoil.core.common import Lease, Revision
 from trefoil.core.errors import PlanError, StateUnavailable
-from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJob, PlannedJobs
+from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJob, PlannedJobs, RequestOffer
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.state import State
 
@@ -112,6 +112,10 @@ class PlannedHours:
     def of(self, name: str) -> PlannedJob | None:
         """Planned hours of a job; None: it is not planned."""
         return self._sight.of(f"{self.folder}/{name}", self._calendar_s())
+
+    def requests(self) -> tuple[RequestOffer, ...]:
+        """What other zones offer for requests now."""
+        return self._sight.requests(self._calendar_s())
 
     def note_pace(self, family: str, per_s: float) -> None:
         """Note how many items of a family's job end in a second while it is not held back."""

@@ -19,9 +19,10 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.jobs.batching import SHARED
 from dispatcher.jobs.core.job import Job
 from dispatcher.jobs.core.journal import Result
-from dispatcher.jobs.core.parcels import PEER, Parcel, check_answer, moved
+from dispatcher.jobs.core.parcels import PEER, Parcel, check_answer
 from dispatcher.jobs.job_run import AT_ONCE, FINAL, JobRun
 from dispatcher.jobs.planned_hours import PlannedHours
+from dispatcher.request.core.zone_choice import moved
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, Unavailable

@@ -33,6 +33,7 @@ from dispatcher.request.core.tenants import EVERYBODY, Tenant
 from dispatcher.request.idle import pick_idle
 from dispatcher.request.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
 from dispatcher.request.token_times import record_stream, token_receipt
+from dispatcher.request.zone_requests import ZoneRequests
 from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.routing.core import membership
 from dispatcher.routing.core.membership import WorkerId
@@ -96,6 +97,7 @@ class Inference:
         self._flow_of = flow_of
         self._costs = local.costs
         self.peers = peers
+        self.zones = ZoneRequests(local)
         self._id = local.id
         self._clock = local.clock
         self._settings = local.settings
@@ -417,6 +419,10 @@ class Inference:
             request.ticket = replace(request.ticket, id=self.admission.next_id())
 
     async def serve(self, request: Request) -> Answer:
+        """Answer of another zone, or else of slices here."""
+        if (away := await self.zones.answer(request)) is not None:
+            rung = budget_receipt(request) if request.parameters.receipt else b""
+            return Answer((away[0], away[1] + rung), (), away[2], SliceKey(away[3]))
         if len(request.chain) > 1:
             return await self._serve_stages(request)
         data, trailers, version = await self._at_slice(request)

@@ -4,8 +4,8 @@
 (0..1) is a floor that every router keeps: such a request goes to a variant that is accurate enough, waits for one that
 is planned, or is refused: accuracy_floors.py. `trefoil_slo_ms` (> 0) is what "within SLO" means for this request
 instead of its family's; it moves no request, because shares bind and order is that of arrival: a time after which an
-answer is of no use is a deadline, and is kept as one. An unknown key is refused: a misspelt floor must not pass for a
-kept one.
+answer is of no use is a deadline, and is kept as one. `trefoil_forwarded` (true) marks a request of another
+zone's dispatcher, which is answered here. An unknown key is refused: a misspelt floor must not pass for a kept one.
 """
 
 import math
@@ -17,7 +17,8 @@ from trefoil.core.errors import InvalidInput, one_of
 
 PREFIX: Final = "trefoil_"
 CLASS, MIN_ACCURACY, RECEIPT, SLO_MS = "trefoil_class", "trefoil_min_accuracy", "trefoil_receipt", "trefoil_slo_ms"
-KNOWN: Final = frozenset((CLASS, MIN_ACCURACY, RECEIPT, SLO_MS))
+FORWARDED: Final = "trefoil_forwarded"
+KNOWN: Final = frozenset((CLASS, MIN_ACCURACY, RECEIPT, SLO_MS, FORWARDED))
 FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 CLASS_CHARACTERS_MAX: Final = 64
 SLO_MS_MIN: Final = math.ulp(0.0)
@@ -31,6 +32,7 @@ class RequestParameters:
     min_accuracy: float = 0.0
     slo_ms: float = 0.0
     receipt: bool = False
+    forwarded: bool = False
 
 
 NO_PARAMETERS: Final = RequestParameters()
@@ -54,6 +56,7 @@ def extract(parameters: Any) -> RequestParameters:
         min_accuracy=_number(MIN_ACCURACY, ours[MIN_ACCURACY], 0.0, 1.0) if MIN_ACCURACY in ours else 0.0,
         slo_ms=_number(SLO_MS, ours[SLO_MS], SLO_MS_MIN, math.inf) if SLO_MS in ours else 0.0,
         receipt=_flag(RECEIPT, ours[RECEIPT]) if RECEIPT in ours else False,
+        forwarded=_flag(FORWARDED, ours[FORWARDED]) if FORWARDED in ours else False,
     )
     if len(ours) == len(parameters):
         parameters.clear()

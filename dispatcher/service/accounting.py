@@ -319,6 +319,8 @@ class Accounting:
         self.receipts = Receipts()
         self.retries_total: Counter[tuple[str, str]] = Counter()  # family, "retried" or "refused"
         self.forwarded_total: Counter[str] = Counter()  # by family: requests that another worker answered
+        self.zone_total: Counter[tuple[str, str, str]] = Counter()
+        """Requests that went to another zone, by family, zone and outcome: answered, returned, left by their client."""
         self.open_streams = 0
 
     def set_receipt_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None, now_s: float) -> None:

@@ -39,6 +39,7 @@ class DispatcherMetrics:
         self._retries: Counter[tuple[str, str]] = Counter()
         self._kept: Counter[tuple[str, str]] = Counter()
         self._forwarded: Counter[str] = Counter()
+        self._zones: Counter[tuple[str, str, str]] = Counter()
         self._lengths: Counter[str] = Counter()
 
     def set(self, name: str, value: float, **labels: str) -> None:
@@ -107,6 +108,11 @@ class DispatcherMetrics:
             if more := count - self._forwarded[family]:
                 metrics.inc("trefoil_requests_forwarded_total", more, family=family)
                 self._forwarded[family] = count
+        for key, count in local.accounting.zone_total.items():
+            if more := count - self._zones[key]:
+                family, zone, outcome = key
+                metrics.inc("trefoil_zone_requests_total", more, family=family, zone=zone, outcome=outcome)
+                self._zones[key] = count
         credits = Counter[SliceKey]()
         for route in local.routing.table.routes.values():
             credits.update({t.slice: t.credits for t in route.targets})

@@ -18,9 +18,9 @@ from dispatcher.jobs.core.parcels import (
     Parcel,
     check_answer,
     kept,
-    moved,
     restored,
 )
+from dispatcher.request.core.zone_choice import moved
 from trefoil.core.errors import InvalidInput
 
 ITEMS = 24

@@ -96,7 +96,8 @@ class Running:
 
     async def start(self) -> None:
         fronts = (self.fronts.access, self.part, self.rest)
-        for part in (self.peer_part, self.loop, self.fronts.peers, self.prober, self.local.lengths, *fronts):
+        zones = self.fronts.inference.zones
+        for part in (self.peer_part, self.loop, self.fronts.peers, zones, self.prober, self.local.lengths, *fronts):
             await part.init()
             self._started.append(part)
             self._tasks.append(asyncio.create_task(part.run()))

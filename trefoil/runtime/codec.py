@@ -90,6 +90,7 @@ MESSAGES: Final[Mapping[type, type[Message]]] = {
     planned.OpenJobs: jobs_pb2.OpenJobs,
     planned.PlannedHour: jobs_pb2.PlannedHour,
     planned.PlannedJob: jobs_pb2.PlannedJob,
+    planned.RequestOffer: jobs_pb2.RequestOffer,
     planned.PlannedJobs: jobs_pb2.PlannedJobs,
 }
 _slice_key: Final = functools.lru_cache(maxsize=4096)(fleet.SliceKey)

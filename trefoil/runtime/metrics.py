@@ -268,6 +268,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_requests_forwarded_total", "counter", "Requests that another worker answered.", ("family",), DISPATCHER
     ),
+    Metric(
+        "trefoil_zone_requests_total",
+        "counter",
+        "Requests that went to another zone: answered there, returned (then served here), or left by their client.",
+        ("family", "zone", "outcome"),
+        DISPATCHER,
+    ),
     Metric("trefoil_credits", "gauge", "Requests that this worker may have on a slice.", ("slice",), DISPATCHER),
     Metric("trefoil_slice_ejected", "gauge", "1 while a slice is out, whole or for one model.", ("slice",), DISPATCHER),
     Metric("trefoil_ejections_total", "counter", "Slices taken out after failures.", ("slice", "cause"), DISPATCHER),

@@ -130,7 +130,7 @@ class _Standing:
         name += f" at {device.clock_mhz} MHz" if device.clock_mhz > 0 else ""
         name += f" under {-device.clock_mhz} W" if device.clock_mhz < 0 else ""  # a power limit stands as one below 0
         part_of = shape.memory_slices / device.type.largest.memory_slices
-        self._slices[name, _cost(family.name, variant, rows[-1]), part_of] += 1
+        self._slices[name, _cost(family.name, variant, rows), part_of] += 1
         self._requests_per_s[family.name] = self._requests_per_s.get(family.name, 0.0) + MS_PER_S / row.latency_ms_p50
         self._devices[family.name] = self._devices.get(family.name, 0.0) + part_of
 
@@ -169,11 +169,13 @@ def _whole(inputs: PlanningInput, kind: DeviceType, shape: SliceType) -> Iterato
         for variant in family.variants if not family.generative else ():
             rows = CatalogKey(catalog).rows(kind, shape.name, family.name, variant.name, 0)
             if rows and fits(shape, variant):
-                yield _cost(family.name, variant, rows[-1])
+                yield _cost(family.name, variant, rows)
 
 
-def _cost(family: str, variant: Variant, row: ProfileRow) -> ItemCost:
-    """Cost of an item in a batch of the largest size."""
-    return ItemCost(
-        family, row.latency_ms_p50 / MS_PER_S / row.batch, row.energy_active_j_per_batch / row.batch, variant.accuracy
+def _cost(family: str, variant: Variant, rows: Sequence[ProfileRow]) -> ItemCost:
+    """Cost of an item in a batch of the largest size, and of a request in one of the smallest."""
+    (request_s, request_j), (item_s, item_j) = (
+        (row.latency_ms_p50 / MS_PER_S / row.batch, row.energy_active_j_per_batch / row.batch)
+        for row in (rows[0], rows[-1])
     )
+    return ItemCost(family, item_s, item_j, variant.accuracy, request_s, request_j)

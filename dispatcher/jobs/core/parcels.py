@@ -12,7 +12,6 @@ An answer for an item that is HERE or ENDED is a duplicate and is dropped. Parce
 peer gets them. A lost file costs work, not items: they are run here, and no answer of the parcel is asked for.
 """
 
-import math
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -183,9 +182,3 @@ def check_answer(parcel: Parcel, index: int, joules: float, carbon_g: float) -> 
     if not abs(carbon_g) <= most_g:  # NaN is not
         why = f"{joules:g} J emit at most {most_g:g} g"
         raise InvalidInput(why, field="receipt.carbon_g", value=carbon_g, remedy=PEER)
-
-
-def moved(size: float, transfer_j_per_mb: float, joules: float, carbon_g: float) -> tuple[float, float]:
-    """Joules and grams of moving so many bytes, at the carbon of the answer's receipt; 0 g where that is not known."""
-    moved_j = size / 1e6 * transfer_j_per_mb
-    return moved_j, moved_j * carbon_g / joules if joules > 0 and math.isfinite(carbon_g) else 0.0

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from trefoil.core.common import Revision
-from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs
+from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs, RequestOffer
 from trefoil.core.units import format_minute
 
 MARGIN: Final = 1.5  # other jobs and requests take slices, too
@@ -69,9 +69,15 @@ class PlanSight:
 
     def of(self, job: str, now_s: float) -> PlannedJob | None:
         """Hours of a job at a time of the calendar [UTC s]; None: it is not planned."""
+        return self._jobs.get(job) if self._fits(now_s) else None
+
+    def requests(self, now_s: float) -> tuple[RequestOffer, ...]:
+        """What other zones offer for requests at a time of the calendar [UTC s]."""
+        return self._plan.requests if self._plan is not None and not self.why and self._fits(now_s) else ()
+
+    def _fits(self, now_s: float) -> bool:
         plan = self._plan
-        fits = plan is not None and abs(now_s - plan.made_at_s) <= AGE_MAX_S and now_s < plan.until_s
-        return self._jobs.get(job) if fits else None
+        return plan is not None and abs(now_s - plan.made_at_s) <= AGE_MAX_S and now_s < plan.until_s
 
     @property
     def revision(self) -> Revision:

@@ -55,16 +55,20 @@ class OfferedPool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., free_s: _Optional[float] = ..., sure_s: _Optional[float] = ..., items: _Optional[_Iterable[_Union[OfferedItem, _Mapping]]] = ...) -> None: ...
 
 class OfferedItem(_message.Message):
-    __slots__ = ("family", "device_s", "active_j", "accuracy")
+    __slots__ = ("family", "device_s", "active_j", "accuracy", "request_s", "request_j")
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     DEVICE_S_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_J_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_J_FIELD_NUMBER: _ClassVar[int]
     family: str
     device_s: float
     active_j: float
     accuracy: float
-    def __init__(self, family: _Optional[str] = ..., device_s: _Optional[float] = ..., active_j: _Optional[float] = ..., accuracy: _Optional[float] = ...) -> None: ...
+    request_s: float
+    request_j: float
+    def __init__(self, family: _Optional[str] = ..., device_s: _Optional[float] = ..., active_j: _Optional[float] = ..., accuracy: _Optional[float] = ..., request_s: _Optional[float] = ..., request_j: _Optional[float] = ...) -> None: ...
 
 class GetPlanRequest(_message.Message):
     __slots__ = ()

@@ -84,16 +84,38 @@ class PlannedJob(_message.Message):
     complete_by: _timestamp_pb2.Timestamp
     def __init__(self, job_id: _Optional[str] = ..., items_left: _Optional[int] = ..., hours: _Optional[_Iterable[_Union[PlannedHour, _Mapping]]] = ..., in_time: _Optional[bool] = ..., finishes_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., grams: _Optional[float] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ..., complete_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class RequestOffer(_message.Message):
+    __slots__ = ("family", "zone", "saved_g", "p50_g_per_kwh", "pue", "rate_per_s", "latency_ms", "min_accuracy")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    SAVED_G_FIELD_NUMBER: _ClassVar[int]
+    P50_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
+    PUE_FIELD_NUMBER: _ClassVar[int]
+    RATE_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    zone: str
+    saved_g: float
+    p50_g_per_kwh: float
+    pue: float
+    rate_per_s: float
+    latency_ms: float
+    min_accuracy: float
+    def __init__(self, family: _Optional[str] = ..., zone: _Optional[str] = ..., saved_g: _Optional[float] = ..., p50_g_per_kwh: _Optional[float] = ..., pue: _Optional[float] = ..., rate_per_s: _Optional[float] = ..., latency_ms: _Optional[float] = ..., min_accuracy: _Optional[float] = ...) -> None: ...
+
 class PlannedJobs(_message.Message):
-    __slots__ = ("revision", "made_at", "until", "jobs", "signature")
+    __slots__ = ("revision", "made_at", "until", "jobs", "signature", "requests")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MADE_AT_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     revision: _common_pb2.Revision
     made_at: _timestamp_pb2.Timestamp
     until: _timestamp_pb2.Timestamp
     jobs: _containers.RepeatedCompositeFieldContainer[PlannedJob]
     signature: str
-    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ..., signature: _Optional[str] = ...) -> None: ...
+    requests: _containers.RepeatedCompositeFieldContainer[RequestOffer]
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ..., signature: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[RequestOffer, _Mapping]]] = ...) -> None: ...

@@ -9,14 +9,17 @@ import pytest
 from controller.jobs import zone_offers
 from controller.jobs.core.offers import check_offers, left_over, slots_ahead, zones_of
 from controller.jobs.core.planning import plan_jobs
-from controller.jobs.planning_loop import JobsPlanning
+from controller.jobs.core.requests import HEADROOM, request_offers
+from controller.jobs.planning_loop import PERIOD_S, JobsPlanning
 from controller.jobs.zone_offers import ZoneOffers, offers_message, offers_of
 from controller.settings import ControllerSettings
+from dispatcher.jobs.core.planned_hours import STALE_S
 from dispatcher.jobs.planned_hours import Abroad
 from tests.support.jobs import HOUR, hour, hours_of, job
 from tests.unit.controller.test_jobs_live import BEGIN_S, CLEAN, Leader, World
+from trefoil.core.carbon import CarbonBand
 from trefoil.core.errors import InvalidInput, SettingError, Unavailable, UnknownCall
-from trefoil.core.jobs.planned import ItemCost, Offers
+from trefoil.core.jobs.planned import DevicePool, ItemCost, Offers, Slot
 
 SLOTS = tuple(dataclasses.replace(hour(n, 100), zone="DE") for n in range(3))
 GOOD = Offers("DE", 10.0, SLOTS)
@@ -293,3 +296,65 @@ def test_a_token_does_not_leave_in_clear_text():
 
 async def made(settings):
     return ZoneOffers(settings.other_zones, settings, None)
+
+
+async def test_offers_for_requests_are_planned_without_jobs_and_read_by_dispatchers():
+    world = await world_with(carbon=5.0)
+    await world.planning.step()
+    assert world.peers.asked == [], "no family allows it"
+    world.peers.families = {"DE": frozenset({"digits"})}
+    cost = ItemCost("digits", 0.01, 1.0, 1.0, request_s=0.02, request_j=1.0)
+    world.peers.offered["DE"] = [
+        dataclasses.replace(slot, pools=(dataclasses.replace(slot.pools[0], costs=(cost,)),))
+        for slot in world.peers.offered["DE"]
+    ]
+    await world.planning.step()
+    (offer,) = (await world.plan()).requests
+    assert (offer.family, offer.zone, offer.rate_per_s) == ("digits", "DE", pytest.approx(HEADROOM * 0.3 / 0.02))
+    await world.hours.read()
+    assert world.hours.requests() == (offer,)
+    world.clock.move(PERIOD_S)
+    world.peers.offered = {}
+    await world.planning.step()
+    assert (await world.plan()).requests == (), "an offer that is gone is not followed for long"
+    world.clock.move(STALE_S)
+    await world.hours.read()
+    assert world.hours.requests() == ()
+
+
+def request_slot(zone: str, carbon_g: float, *pools: DevicePool) -> Slot:
+    return Slot(zone, CarbonBand(0.0, HOUR, carbon_g, carbon_g, carbon_g), pools, 1.2)
+
+
+def serving(name: str, request_j: float, accuracy: float = 0.9, free_s: float = HOUR, **changes) -> DevicePool:
+    cost = ItemCost("digits", 0.01, 1.0, accuracy, 0.05, request_j)
+    return DevicePool(name, free_s, free_s, (cost,), **{"total_s": HOUR, **changes})
+
+
+@pytest.mark.parametrize(
+    ("home", "far", "now_s", "saved_j_g"),
+    [
+        ((400.0, serving("a", 2.0)), (100.0, serving("a", 2.0)), 0.0, 2 * 400.0 - 2 * 100.0),
+        ((400.0, serving("a", 2.0, free_s=0.0)), (100.0, serving("a", 4.0)), 0.0, 2 * 400.0 - 4 * 100.0),
+        ((400.0, serving("a", 2.0), serving("b", 4.0)), (100.0, serving("a", 3.0)), 0.0, 3 * 400.0 - 3 * 100.0),
+        ((100.0, serving("a", 2.0)), (100.0, serving("a", 2.0)), 0.0, None),  # nothing is saved
+        ((400.0, serving("a", 2.0)), (100.0, serving("a", 2.0, 0.8)), 0.0, None),  # less accurate there
+        ((400.0, serving("a", 2.0, 0.7)), (100.0, serving("a", 2.0, 0.8)), 0.0, 2 * 400.0 - 2 * 100.0),
+        ((400.0, serving("a", 2.0)), (100.0, serving("a", 2.0, free_s=0.0)), 0.0, None),  # no time there
+        ((400.0, serving("a", 2.0)), (100.0, serving("a", 2.0, idle_w=50.0)), 0.0, None),  # it would have to wake
+        ((400.0, serving("a", 2.0)), (100.0, serving("a", 2.0)), HOUR, None),  # that slot has ended
+        ((400.0,), (100.0, serving("a", 2.0)), 0.0, None),  # the family is not served here
+    ],
+)
+def test_requests_are_offered_to_a_zone_where_they_emit_less(home, far, now_s, saved_j_g):
+    here, there = request_slot("GB", home[0], *home[1:]), request_slot("DE", far[0], *far[1:])
+    found = request_offers(here, {"DE": [there], "FR": []}, {"DE": ["digits", "other"], "FR": ["digits"]}, now_s)
+    if saved_j_g is None:
+        assert found == ()
+        return
+    (offer,) = found
+    assert (offer.family, offer.zone, offer.p50_g_per_kwh, offer.pue) == ("digits", "DE", 100.0, 1.2)
+    assert offer.saved_g == pytest.approx(saved_j_g * 1.2 / 3.6e6)
+    assert offer.rate_per_s == pytest.approx(HEADROOM * 20.0), "half of the time that it has: 50 ms each"
+    assert offer.latency_ms == pytest.approx(50.0)
+    assert offer.min_accuracy == pytest.approx(home[1].costs[0].accuracy)

@@ -53,12 +53,15 @@ class PendingJob:
 
 @dataclass(frozen=True, slots=True)
 class ItemCost:
-    """Cost of an item of a family on a device of a pool: its time there and its active joules, both of one item."""
+    """Cost of an item of a family on a device of a pool: its time there and its active joules, both of one item.
+    `request_s`, `request_j`: of a request of one item, alone in its batch; 0 = not known."""
 
     family: str = ""
     device_s: float = 0.0
     active_j: float = 0.0
     accuracy: float = 1.0
+    request_s: float = 0.0
+    request_j: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +230,32 @@ class PlannedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOffer:
+    """What a peer's zone offers for requests of a family, per item. `saved_g`: grams that it emits less there than at
+    home, without what moves it; carbon and PUE are the zone's. `rate_per_s`: items that its awake devices have time
+    for; `latency_ms`: of one there; `min_accuracy`: the least of the variants that are offered."""
+
+    family: str = ""
+    zone: str = ""
+    saved_g: float = 0.0
+    p50_g_per_kwh: float = 0.0
+    pue: float = 1.0
+    rate_per_s: float = 0.0
+    latency_ms: float = 0.0
+    min_accuracy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedJobs:
-    """Plan of jobs as the controller writes and signs it. Times are of the calendar [UTC s]."""
+    """Plan of jobs as the controller writes and signs it. Times are of the calendar [UTC s]. `requests`: offers for
+    requests whose families allow other zones."""
 
     revision: Revision = Revision()
     made_at_s: float = 0.0
     until_s: float = 0.0
     jobs: tuple[PlannedJob, ...] = ()
     signature: str = ""
+    requests: tuple[RequestOffer, ...] = ()
 
 
 def planned_jobs(

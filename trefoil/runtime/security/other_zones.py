@@ -28,6 +28,21 @@ class OtherZone(Settings):
     """PEM of that zone's authority; None: the service's own."""
 
 
+class OfferingZone(OtherZone):
+    """Table of the controller's `[[other_zones]]`."""
+
+    families: tuple[str, ...] = ()
+    """Families whose requests that zone may answer; none: it runs items of jobs alone."""
+
+
+class ServingZone(OtherZone):
+    """Table of the dispatcher's `[[other_zones]]`."""
+
+    inference_address: str = ""
+    """host:port of its dispatcher's inference port; empty: no request is forwarded there. The token's tenant needs the
+    role `infer`, too."""
+
+
 def check_other_zones(peers: Sequence[OtherZone], home: str = "") -> None:
     """Check that peers are different zones, none of them the service's own.
 

@@ -1,0 +1,182 @@
+"""Requests that another zone answers, because it emits less there (core/zone_choice.py).
+
+A request goes once: it is marked, and the dispatcher there forwards it no further. It is booked there, to the tenant
+that this zone is there; here it counts as arrived, so that there is capacity for it. What comes back without an answer,
+or not in time, is served here: inference has no side effects, so a request may be executed twice.
+"""
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Final
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.request.admission import Request
+from dispatcher.request.core.zone_choice import HELD_S, FamilyThere, Terms, ZoneSight, choose, moved
+from dispatcher.routing.core.receipts import CARBON, ENERGY
+from dispatcher.routing.request_parameters import FORWARDED, MIN_ACCURACY, RECEIPT, SLO_MS
+from dispatcher.routing.slices import SERVICE
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.transport.core import kserve_wire
+from dispatcher.transport.core.grpc_framing import JOIN
+from trefoil.core.demand import PROBE_TENANT
+from trefoil.core.jobs.planned import RequestOffer
+from trefoil.core.units import MG_PER_G
+from trefoil.runtime.security.zone_channel import ZoneChannel
+
+LOG = structlog.get_logger()
+LOOK_S: Final = 1.0  # between two probes of a zone
+PROBE_S: Final = 2.0
+FOLLOWED_S: Final = 30.0  # then offers are forgotten: the plan is read every two seconds
+ZONE, MOVED_J, MOVED_G = "trefoil_zone", "trefoil_moved_j", "trefoil_moved_g"
+LOST: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class ZoneRequests:
+    """Zones that answer requests. A part of the service, on one event loop."""
+
+    def __init__(self, local: LocalWorker) -> None:
+        """Raises SettingError: certificates that cannot be used, or a token that would leave in clear text."""
+        settings = local.settings
+        serving = [peer for peer in settings.other_zones if peer.inference_address]
+        self._channels = {
+            peer.zone: ZoneChannel(peer.model_copy(update={"address": peer.inference_address}), settings)
+            for peer in serving
+        }
+        self._sights = {zone: ZoneSight() for zone in self._channels}
+        self._there = defaultdict[tuple[str, str], FamilyThere](FamilyThere)
+        self._offers: dict[str, list[RequestOffer]] = {}
+        self._followed_s = -math.inf
+        self._clock, self._membership = local.clock, local.routing.membership
+        self._counts = local.accounting.zone_total
+        self._transfer_j_per_mb = settings.transfer_j_per_mb
+
+    def __bool__(self) -> bool:
+        """Whether any zone may answer."""
+        return bool(self._channels)
+
+    def follow(self, offers: Iterable[RequestOffer]) -> None:
+        """Follow the offers of the plan that is in force."""
+        self._offers, self._followed_s = {}, self._clock.monotonic_s()
+        for offer in offers:
+            if offer.zone in self._channels:
+                self._offers.setdefault(offer.family, []).append(offer)
+                self._there[offer.family, offer.zone]  # from now on it is there
+
+    async def init(self) -> None:
+        """Nothing: channels connect when they are used."""
+
+    async def run(self) -> None:
+        """Measure the round trip to each zone that offers anything, until cancelled."""
+        while True:
+            zones = {offer.zone for of in self._offers.values() for offer in of}
+            await asyncio.gather(*(self._probe(zone) for zone in zones))
+            await self._clock.sleep(LOOK_S)
+
+    async def shutdown(self) -> None:
+        """Close the connections."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _probe(self, zone: str) -> None:
+        began_s, sight = self._clock.monotonic_s(), self._sights[zone]
+        try:
+            await self._call(zone, "ServerLive", b"", PROBE_S)
+        except grpc.aio.AioRpcError as error:
+            self._lose(zone, error)
+        else:
+            sight.reached((self._clock.monotonic_s() - began_s) * 1e3)
+
+    async def _call(self, zone: str, method: str, data: bytes, timeout_s: float, metadata: Any = ()) -> bytes:
+        channel = await self._channels[zone].get()
+        answer: bytes = await channel.unary_unary(f"/{SERVICE}/{method}")(
+            data, timeout=timeout_s, metadata=tuple(metadata)
+        )
+        return answer
+
+    async def answer(self, request: Request) -> tuple[bytes, bytes, str, str] | None:
+        """Answer of another zone: what it sent, parameters to append, its variant, its name; None: serve it here."""
+        offers, ticket = self._offers.get(request.family), request.ticket
+        if not offers or request.idle_slice is not None or request.parameters.forwarded or ticket.sequence_id:
+            return None
+        began_s = self._clock.monotonic_s()
+        if ticket.tenant == PROBE_TENANT or began_s - self._followed_s > FOLLOWED_S:
+            return None
+        left_ms = ticket.slo_ms - (began_s - ticket.arrived_s) * 1e3 if ticket.slo_ms else 0.0
+        workers = len(self._membership.sharers)
+        asked = Terms(ticket.items, ticket.bytes, left_ms)
+        offer = choose(offers, self._sights, self._there, asked, self._transfer_j_per_mb, began_s, workers)
+        if offer is None:
+            return None
+        limit_s = left_ms / 1e3
+        if ticket.deadline_s is not None:
+            limit_s = min(limit_s, (ticket.deadline_s - began_s) / 2)  # the other half is for this zone
+        there, data = self._there[request.family, offer.zone], self._marked(request, offer, left_ms)
+        there.sent(ticket.items)
+        took_ms, outcome, found = math.nan, "returned", None
+        try:
+            answer = await self._call(offer.zone, "ModelInfer", data, limit_s, request.trace)
+            took_ms, found = (self._clock.monotonic_s() - began_s) * 1e3, self._read(request, offer.zone, data, answer)
+            outcome, there.answer_bytes = "answered", len(answer)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in LOST:
+                took_ms = math.inf
+                self._lose(offer.zone, error)
+            elif error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # this zone will say that, too
+                self._hold(offer, f"{error.code().name} {error.details()}")
+        except (DecodeError, ValueError) as error:
+            self._hold(offer, f"its answer cannot be used: {error}")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # else the channel was closed, for renewed certificates
+                outcome = "left"  # by its client
+                raise
+        finally:
+            there.ended(took_ms, self._clock.monotonic_s())
+            self._counts[request.family, offer.zone, outcome] += 1
+        return found
+
+    def _marked(self, request: Request, offer: RequestOffer, left_ms: float) -> bytes:
+        """Bytes of a request for another zone: what was asked of this dispatcher, what the family has here, a mark."""
+        asked, slo_ms = request.parameters, left_ms - self._sights[offer.zone].round_trip_ms
+        floor = max(asked.min_accuracy, offer.min_accuracy)
+        return JOIN(
+            (
+                *request.payload,
+                kserve_wire.bool_parameter(FORWARDED, True),
+                kserve_wire.double_parameter(SLO_MS, slo_ms),
+                kserve_wire.double_parameter(MIN_ACCURACY, floor),
+                kserve_wire.bool_parameter(RECEIPT, asked.receipt),
+            )
+        )
+
+    def _read(self, request: Request, zone: str, sent: bytes, answer: bytes) -> tuple[bytes, bytes, str, str]:
+        """Raises DecodeError, ValueError: it is no answer."""
+        message = pb.ModelInferResponse.FromString(answer)
+        if not message.outputs or len(message.outputs) != len(message.raw_output_contents):
+            raise ValueError("it has no outputs")
+        told, suffix = message.parameters, kserve_wire.string_parameter(ZONE, zone)
+        if request.parameters.receipt:
+            joules, mg = (told[name].double_param if name in told else 0.0 for name in (ENERGY, CARBON))
+            size = len(sent) + len(answer)
+            for name, value in zip(
+                (MOVED_J, MOVED_G), moved(size, self._transfer_j_per_mb, joules, mg / MG_PER_G), strict=True
+            ):
+                suffix += kserve_wire.double_parameter(name, value)
+        return answer, suffix, told["trefoil_variant"].string_param, zone
+
+    def _hold(self, offer: RequestOffer, why: str) -> None:
+        """Keep a family's requests here for a while."""
+        self._there[offer.family, offer.zone].held_until_s = self._clock.monotonic_s() + HELD_S
+        LOG.warning("a zone does not answer requests", zone=offer.zone, family=offer.family, why=why)
+
+    def _lose(self, zone: str, error: grpc.aio.AioRpcError) -> None:
+        sight = self._sights[zone]
+        if sight.round_trips_ms:
+            LOG.warning("a zone does not answer", zone=zone, why=f"{error.code().name} {error.details()}")
+        sight.lost()

@@ -1,0 +1,177 @@
+"""Requests that another zone answers: two dispatchers, each with a slice and a cluster in Redis; their link breaks.
+
+The offers are put into Redis as the controller of the home zone writes them.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dispatcher.request import zone_requests
+from dispatcher.request.core import zone_choice
+from tests.integration.test_dispatcher_zones import Zone, zone
+from tests.support.dispatching import until
+from tests.support.link import Link
+from tests.unit.dispatcher.worlds import node, route
+from trefoil.core.common import Revision
+from trefoil.core.jobs.planned import PlannedJobs, RequestOffer
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.state import State
+
+pytestmark = pytest.mark.integration
+TOKEN = "token-of-home"
+TENANTS = f"""
+[[tenant]]
+name = "home"
+roles = ["jobs", "infer"]
+token_sha256 = "{hashlib.sha256(TOKEN.encode()).hexdigest()}"
+"""
+OFFER = RequestOffer("digits", "FAR", 0.01, 50.0, 1.1, 5000.0, 5.0, 0.5)
+
+
+async def arrived(windows: "asyncio.Queue[Any]", count: int) -> Counter[str]:
+    """Arrivals by tenant, once so many are in windows."""
+    found: Counter[str] = Counter()
+    async with asyncio.timeout(30):
+        while found.total() < count:
+            for cell in (await windows.get()).cells:
+                found[cell.key.tenant] += cell.arrived
+    return +found
+
+
+class Zones:
+    """`home`, whose requests may go to `far` over a `link`."""
+
+    def __init__(self, home: Zone, far: Zone, link: Link) -> None:
+        self.home, self.far, self.link = home, far, link
+        self.zones = home.system.running.fronts.inference.zones
+        self._number = 0
+
+    async def within(self, slo_ms: float) -> None:
+        """The family's objective at home."""
+        home = self.home.system
+        await home.publish(dataclasses.replace(node(home.statuses()), zone="HOME"), [route(home.targets())], 0, slo_ms)
+
+    async def offer(self, *offers: RequestOffer) -> None:
+        """Put a plan with these offers into Redis, and wait until the far zone is measured."""
+        now_s, state, self._number = WallClock().now_s(), self.home.jobs.state, self._number + 1
+        revision = Revision(await state.epoch_of("controller"), self._number)
+        made = PlannedJobs(revision, now_s, now_s + 86_400, requests=offers)
+        await self.home.system.plane.put("controller", state.keys.jobs_plan(), made)
+        await until(lambda: tuple(self.zones._offers.get("digits", ())) == offers)
+        if offers:
+            await self.reached()
+
+    async def reached(self) -> None:
+        await until(lambda: self.zones._sights["FAR"].round_trip_ms < 500)
+
+    async def ask(self, first: int, **parameters: Any) -> tuple[str, dict[str, Any]]:
+        """Zone of a right answer ("": home), and its parameters."""
+        answer = await self.home.system.infer(first, parameters={"trefoil_receipt": True, **parameters})
+        assert answer.as_numpy("PROBABILITIES")[0].argmax() == first
+        told = answer.get_response().parameters
+        return told["trefoil_zone"].string_param if "trefoil_zone" in told else "", told
+
+    async def until_far(self) -> None:
+        """Ask until the zone answers again."""
+        async with asyncio.timeout(30):
+            while (await self.ask(2))[0] != "FAR":
+                await asyncio.sleep(0.02)
+
+    async def settled(self, count: int) -> None:
+        """Ask one at a time until the zone's latency is known."""
+        for number in range(count):
+            await self.ask(number % 10)
+
+    def answered(self, zone: Zone) -> int:
+        return zone.system.local.accounting.load.totals["digits"].answered
+
+
+@pytest.fixture
+async def two(shared_redis, state, tmp_path, monkeypatch) -> AsyncIterator[Zones]:
+    monkeypatch.setattr(zone_requests, "LOOK_S", 0.02)
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(TENANTS)
+    states = [State.connect(shared_redis.url, f"{state.keys.cluster}-{n}", timeout_s=30.0) for n in ("far", "home")]
+    async with (
+        zone(states[0], tmp_path / "far", "FAR", tenants_file=tenants) as far,
+        Link(far.system.address) as link,
+    ):
+        peer = {"zone": "FAR", "address": far.jobs.address, "token": TOKEN, "inference_address": link.address}
+        async with zone(states[1], tmp_path / "home", "HOME", other_zones=(peer,)) as home:
+            yield Zones(home, far, link)
+    for each in states:
+        await each.close()
+
+
+@pytest.mark.gate
+async def test_requests_go_where_they_emit_less_and_both_zones_account_for_them_once(two):
+    counting = [
+        asyncio.create_task(arrived(of.system.running.loop.subscribe(), count))
+        for of, count in ((two.home, 82), (two.far, 81))
+    ]
+    assert (await two.ask(4))[0] == ""
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    names = [(await two.ask(number % 10))[0] for number in range(30)]
+    assert names == ["FAR"] * 30
+    _, told = await two.ask(7)
+    assert told["trefoil_variant"].string_param == "digits-xs"
+    assert told["trefoil_energy_j_estimate"].double_param == pytest.approx(2.0)
+    grams = told["trefoil_carbon_mg_estimate"].double_param / 1e3
+    moved_j, moved_g = (told[f"trefoil_moved_{unit}"].double_param for unit in "jg")
+    assert moved_g == pytest.approx(moved_j * grams / 2.0), "at the carbon of the zone's own receipt"
+    assert moved_j > 0
+    both = await asyncio.gather(*(two.ask(number % 10) for number in range(50)))
+    assert Counter(name for name, _ in both) == {"FAR": 50}
+    assert (two.answered(two.home), two.answered(two.far)) == (1, 81)
+    counts = two.home.system.local.accounting.zone_total
+    assert counts == {("digits", "FAR", "answered"): 81}
+    assert await asyncio.gather(*counting) == [{"": 82}, {"home": 81}], "here there is capacity for all of them"
+    # A request of another zone's dispatcher goes no further, and offers that are withdrawn are not followed.
+    assert (await two.ask(5, trefoil_forwarded=True))[0] == ""
+    assert (await two.ask(5, trefoil_slo_ms=1.0))[0] == "", "it could not be in time there"
+    await two.offer()
+    assert (await two.ask(6))[0] == ""
+
+
+async def test_a_lost_zone_fails_no_request_and_is_asked_again_once_it_answers(two, monkeypatch):
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    await two.settled(25)
+    two.far.system.slice.latency_s = 0.05
+    going = [asyncio.create_task(two.ask(number % 10)) for number in range(40)]
+    await until(lambda: two.zones._there["digits", "FAR"].in_flight > 5)
+    await two.link.cut()
+    names = Counter(name for name, _ in await asyncio.gather(*going))
+    assert names[""] > 0, "what was under way is served at home"
+    assert (await two.ask(1))[0] == ""
+    two.far.system.slice.latency_s = 0.0
+    await two.link.heal()
+    monkeypatch.setattr(zone_choice, "SEEN_S", 0.5)
+    await two.until_far()
+
+
+async def test_a_slow_or_refusing_zone_is_left_alone(two, monkeypatch):
+    monkeypatch.setattr(zone_choice, "SEEN_S", 0.5)
+    await two.within(1000.0)
+    await two.offer(OFFER)
+    two.far.system.slice.latency_s = 3.0
+    assert (await two.ask(1))[0] == "", "not in time there: served here"
+    assert (await two.ask(1))[0] == "", "nor asked again at once"
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 1
+    two.far.system.slice.latency_s = 0.0
+    await two.until_far()
+    (two.far.system.running.settings.tenants_file).write_text(TENANTS.replace(', "infer"', ""))
+    two.far.system.running.fronts.access.refresh()
+    assert (await two.ask(2))[0] == ""
+    assert two.zones._there["digits", "FAR"].held_until_s > 0
+    assert (await two.ask(3))[0] == ""
+    await asyncio.sleep(0.6)
+    assert (await two.ask(3))[0] == "", "what refuses is not asked for a minute"
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 2
