@@ -78,8 +78,10 @@ class JobRun:
         metrics: Metrics,
         wake: asyncio.Event,
         may_start: Callable[[Job, int], tuple[float, str]],
+        variants: Callable[[Job], frozenset[str]],
     ) -> None:
-        """`may_start`: items of a job that may start now, of so many that wait, and why no more."""
+        """`may_start`: items of a job that may start now, of so many that wait, and why no more. `variants`: that they
+        are planned on."""
         self.owned, self.job = owned, owned.stored.job
         self._local, self._inference, self._idle, self._metrics = local, inference, idle, metrics
         self._clock, self._weight = local.clock, weight
@@ -99,7 +101,7 @@ class JobRun:
         self._writing = asyncio.Lock()
         self._spending_g = 0.0  # of batches under way
         self._room = math.inf  # items that may start
-        self._may_start, self._started = may_start, 0  # items of batches under way
+        self._may_start, self._variants, self._started = may_start, variants, 0  # items of batches under way
         self._group: asyncio.TaskGroup | None = None
         self._rate = Rate()
         self._disk = FileTrouble("jobs", "the job waits, with all that is written", metrics)
@@ -118,7 +120,7 @@ class JobRun:
         """Start as many batches as idle slices allow. `busy`: slices that have something to do; a batch's is added."""
         self._ripen(self._clock.monotonic_s())
         while not self.blocked() and self._ready:
-            targets = self._affordable(self._idle.idle(self.job, busy))
+            targets = self._affordable(self._planned(self._idle.idle(self.job, busy)))
             taken = self._idle.take(targets, self._sizes)
             if taken is None:
                 break
@@ -157,6 +159,14 @@ class JobRun:
     def full(self) -> bool:
         """Whether results have to be written first."""
         return len(self._results) >= UNWRITTEN_MAX or self._unwritten_bytes >= HELD_BYTES
+
+    def _planned(self, targets: list[RouteTarget]) -> list[RouteTarget]:
+        """Slices of the variants that items which are held back are planned on; the others wait for the next plan."""
+        planned = frozenset[str]() if math.isinf(self._room) else self._variants(self.job)
+        found = [each for each in targets if each.variant in planned] if planned else targets
+        if len(found) < len(targets):
+            self._rate = Rate()  # on fewer slices it says nothing of how quick it is
+        return found
 
     def _affordable(self, targets: list[RouteTarget]) -> list[RouteTarget]:
         """Slices on which the job's grams last for an item."""

@@ -329,7 +329,8 @@ class JobsOwner:
             return
         weight = self._weight_of(job.tenant)
         parts = (
-            self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake, self._may_start
+            self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake,
+            self._may_start, self.hours.variants,
         )  # fmt: skip
         run = LineRun(self._completions, *parts) if job.endpoint else JobRun(*parts)
         self.runs[name] = run

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from dispatcher.jobs.core.job import Job
-from dispatcher.jobs.core.planned_hours import PlanSight, away_until, may_start, to_send
+from dispatcher.jobs.core.planned_hours import PlanSight, away_until, may_start, planned_variants, to_send
 from trefoil.core.common import Lease, Revision
 from trefoil.core.errors import PlanError, StateUnavailable
 from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJob, PlannedJobs, RequestOffer
@@ -130,6 +130,10 @@ class PlannedHours:
         return may_start(
             self.of(job.id), until_s, items, waiting, job.complete_by_s, now_s, pace, usable, away
         )  # fmt: skip
+
+    def variants(self, job: Job) -> frozenset[str]:
+        """Variants that items of a job may start on now while it is held back; none: any."""
+        return planned_variants(self.of(job.id), self._calendar_s())
 
     def to_send(self, job: Job, zone: str, items_max: int) -> tuple[int, float]:
         """Items of a job to give a peer's zone now, at most so many, and until when [UTC s]; each once for a plan."""

@@ -490,10 +490,13 @@ async def test_answers_are_booked_to_the_jobs_tenant(state, tmp_path):
         assert not (await jobs.stub.List(jobs_pb2.ListRequest(tenant="red"))).jobs
 
 
-async def planned(jobs: Jobs, plane: Plane, name: str, hours: list[tuple[float, float]], **more) -> None:
+async def planned(
+    jobs: Jobs, plane: Plane, name: str, hours: list[tuple[float, float]], *variants: str, **more
+) -> None:
     """Put a plan of one job's hours, given as (hours from now, items), as the controller does."""
     now_s, folder = WallClock().now_s(), await asyncio.to_thread(jobs.folder.name)
-    slots = tuple(PlannedHour(now_s + at_h * 3600, now_s + (at_h + 1) * 3600, count, 1.0) for at_h, count in hours)
+    slots = tuple(PlannedHour(now_s + at_h * 3600, now_s + (at_h + 1) * 3600, count, 1.0, variants=variants)
+                  for at_h, count in hours)  # fmt: skip
     job = PlannedJob(**{
         "job_id": f"{folder}/{name}", "items_left": 400, "hours": slots, "in_time": True,
         "reason": "will finish at noon", "at_once_grams": 4.0, "evenly_grams": 3.0, **more,
@@ -522,6 +525,13 @@ async def test_a_job_waits_for_its_hour_and_runs_once_its_plan_is_lost(system, j
     assert [(one.job_id, one.family, one.bounded) for one in open_jobs.jobs] == [("a", "digits", False)]
     last = await jobs.ended("a")  # nobody renews the plan
     assert (last.state, last.answered, last.late) == (DONE, 400, False)
+
+
+async def test_items_run_on_the_variants_of_their_plan(system, jobs):
+    await planned(jobs, system.plane, "a", [(0, 400.0)], "digits-xs")
+    await jobs.submit(items(400), complete_in_s=5 * 3600, id="a")
+    assert (await jobs.ended("a")).answered == 400
+    assert [bool(each.requests) for each in system.slices] == [True, False], "digits-l is idle all the time"
 
 
 async def test_a_plan_that_cannot_be_in_time_holds_nothing_back_and_says_so(system, jobs):

@@ -166,7 +166,7 @@ def _portions(found: Division) -> dict[str, list[Portion]]:
                     left.portions.append(
                         Portion(
                             left.job.job_id, option.slot.zone, option.pool.name, carbon.starts_at_s, carbon.ends_at_s,
-                            part, part * (option.item_g + added_g), part * option.cost.device_s,
+                            part, part * (option.item_g + added_g), part * option.cost.device_s, option.cost.variant,
                         )
                     )  # fmt: skip
                 items, left.items = items - part, left.items - part

@@ -58,7 +58,7 @@ class _Rooms:
         self._portions[job.job_id].append(
             Portion(
                 job.job_id, option.slot.zone, option.pool.name, carbon.starts_at_s, carbon.ends_at_s, taken,
-                taken * option.whole_g, device_s,
+                taken * option.whole_g, device_s, option.cost.variant,
             )
         )  # fmt: skip
         return taken

@@ -178,4 +178,4 @@ def _cost(family: str, variant: Variant, rows: Sequence[ProfileRow]) -> ItemCost
         (row.latency_ms_p50 / MS_PER_S / row.batch, row.energy_active_j_per_batch / row.batch)
         for row in (rows[0], rows[-1])
     )
-    return ItemCost(family, item_s, item_j, variant.accuracy, request_s, request_j)
+    return ItemCost(family, item_s, item_j, variant.accuracy, request_s, request_j, variant.name)

@@ -8,6 +8,7 @@ Formulation: the plan was made with n items left and has m of them in slots that
     plan and at least LATER_S from now; and the time that is left must be LEAST_S, and MARGIN times what they take at
     the measured pace. If not, nothing is held back: a plan saves grams, and never costs a deadline. While the pace is
     not known PROBE of the items may start at once: what they do not measure is done within LEAST_S.
+    Items start on slices of the variants that the plan has for them alone, while time lasts.
     Hours of a peer's zone count as later ones until they end, so that their items stay for it; those of a zone that
     cannot be used now do not count, so its items may start here.
 Deviations: none.
@@ -101,7 +102,7 @@ def may_start(
     usable: Collection[str] = (),
     away: int = 0,
 ) -> tuple[float, str]:
-    """Items that may start now, and why no more; infinite: the job is not held back.
+    """Items that may start now, and why no more; infinite: on any slices, the job is not held back.
 
     `until_s`: end of the plan. `waiting`: those of the job's items that have not started. `per_s`: measured pace
     [items/s], 0 = not known. `usable`: peers' zones that items may go to; `away`: items that went there by this plan.
@@ -113,7 +114,7 @@ def may_start(
     stay = math.floor(planned.items_left - begun - away + CRUMB)
     if not per_s:
         stay = min(stay, items - math.ceil(PROBE * items))
-    if stay <= 0 or waiting <= 0:
+    if waiting <= 0:
         return math.inf, ""
     later = [
         one
@@ -122,13 +123,19 @@ def may_start(
     ]
     room = sum(one.items * _share_before(one, complete_by_s) for one in later)
     beyond = complete_by_s > until_s and complete_by_s - now_s >= LATER_S
-    held = min(stay, waiting)
+    held = min(max(stay, 0), waiting)
     if not beyond and room + CRUMB * (1 + len(later)) + 1e-6 * held < held:
         return math.inf, ""
-    needed_s = MARGIN * held / per_s if per_s else 0.0
+    needed_s = MARGIN * (held or waiting) / per_s if per_s else 0.0
     if now_s + max(LEAST_S, needed_s) >= complete_by_s:
         return math.inf, ""
-    return max(0.0, float(waiting - stay)), f"waits for cleaner hours: {_next_hour(later, now_s)}"
+    return max(0.0, float(waiting - max(stay, 0))), f"waits for cleaner hours: {_next_hour(later, now_s)}"
+
+
+def planned_variants(planned: PlannedJob | None, now_s: float) -> frozenset[str]:
+    """Variants that answer the items of slots that have begun; none: any. Others take more grams than planned."""
+    hours = planned.hours if planned is not None else ()
+    return frozenset(name for one in hours if not one.zone and one.starts_at_s <= now_s for name in one.variants)
 
 
 def to_send(planned: PlannedJob | None, zone: str, now_s: float) -> tuple[int, float]:

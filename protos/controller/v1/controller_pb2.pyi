@@ -55,20 +55,22 @@ class OfferedPool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., free_s: _Optional[float] = ..., sure_s: _Optional[float] = ..., items: _Optional[_Iterable[_Union[OfferedItem, _Mapping]]] = ...) -> None: ...
 
 class OfferedItem(_message.Message):
-    __slots__ = ("family", "device_s", "active_j", "accuracy", "request_s", "request_j")
+    __slots__ = ("family", "device_s", "active_j", "accuracy", "request_s", "request_j", "variant")
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     DEVICE_S_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_J_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_S_FIELD_NUMBER: _ClassVar[int]
     REQUEST_J_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
     family: str
     device_s: float
     active_j: float
     accuracy: float
     request_s: float
     request_j: float
-    def __init__(self, family: _Optional[str] = ..., device_s: _Optional[float] = ..., active_j: _Optional[float] = ..., accuracy: _Optional[float] = ..., request_s: _Optional[float] = ..., request_j: _Optional[float] = ...) -> None: ...
+    variant: str
+    def __init__(self, family: _Optional[str] = ..., device_s: _Optional[float] = ..., active_j: _Optional[float] = ..., accuracy: _Optional[float] = ..., request_s: _Optional[float] = ..., request_j: _Optional[float] = ..., variant: _Optional[str] = ...) -> None: ...
 
 class GetPlanRequest(_message.Message):
     __slots__ = ()

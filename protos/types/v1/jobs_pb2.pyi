@@ -45,20 +45,22 @@ class OpenJobs(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., epoch: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[OpenJob, _Mapping]]] = ...) -> None: ...
 
 class PlannedHour(_message.Message):
-    __slots__ = ("starts_at", "ends_at", "items", "grams", "p50_g_per_kwh", "zone")
+    __slots__ = ("starts_at", "ends_at", "items", "grams", "p50_g_per_kwh", "zone", "variants")
     STARTS_AT_FIELD_NUMBER: _ClassVar[int]
     ENDS_AT_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     GRAMS_FIELD_NUMBER: _ClassVar[int]
     P50_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    VARIANTS_FIELD_NUMBER: _ClassVar[int]
     starts_at: _timestamp_pb2.Timestamp
     ends_at: _timestamp_pb2.Timestamp
     items: float
     grams: float
     p50_g_per_kwh: float
     zone: str
-    def __init__(self, starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., items: _Optional[float] = ..., grams: _Optional[float] = ..., p50_g_per_kwh: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
+    variants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., items: _Optional[float] = ..., grams: _Optional[float] = ..., p50_g_per_kwh: _Optional[float] = ..., zone: _Optional[str] = ..., variants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlannedJob(_message.Message):
     __slots__ = ("job_id", "items_left", "hours", "in_time", "finishes_at", "reason", "grams", "at_once_grams", "evenly_grams", "complete_by")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dispatcher.jobs.core.planned_hours import AGE_MAX_S, LEAST_S, STALE_S, PlanSight, may_start
+from dispatcher.jobs.core.planned_hours import AGE_MAX_S, LEAST_S, STALE_S, PlanSight, may_start, planned_variants
 from trefoil.core.common import Revision
 from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs
 
@@ -33,8 +33,18 @@ def test_this_hours_items_may_start_and_the_rest_stays():
     assert room(waiting=900) == 0
     assert room(waiting=880) == 0, "more have started than were planned: no more until their hour"
     assert room(waiting=900, now_s=NOW_S + HOUR + 10) == 0, "the hour between has none"
-    assert room(waiting=900, now_s=NOW_S + 2 * HOUR) == math.inf, "all of them are due"
+    assert room(waiting=900, now_s=NOW_S + 2 * HOUR) == 900, "all of them are due"
+    assert room(waiting=900, now_s=NOW_S + 2 * HOUR, pace=0.3) == math.inf, "50 minutes, and ten more as a margin"
     assert may_start(JOB, NOW_S + 24 * HOUR, 1000, 900, BY_S, NOW_S, PACE)[1].startswith("waits for cleaner hours: the")
+
+
+def test_items_start_on_the_variants_of_slots_that_have_begun():
+    small, large = (replace(one, variants=(name,)) for one, name in zip(hours(100, 900), "sl", strict=True))
+    there = replace(large, zone="FAR", starts_at_s=NOW_S)
+    job = replace(JOB, hours=(small, there, large))
+    assert planned_variants(job, NOW_S + 10) == {"s"}
+    assert planned_variants(job, NOW_S + HOUR) == {"s", "l"}, "what the first slot left over goes on"
+    assert planned_variants(job, NOW_S - 10) == planned_variants(JOB, NOW_S) == planned_variants(None, NOW_S) == set()
 
 
 def test_an_old_count_asks_for_nothing_twice():

@@ -62,6 +62,7 @@ class ItemCost:
     accuracy: float = 1.0
     request_s: float = 0.0
     request_j: float = 0.0
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class Portion:
     grams: float = 0.0
     """Expected, with its share of idle and wake-up joules."""
     device_s: float = 0.0
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ class OpenJobs:
 @dataclass(frozen=True, slots=True)
 class PlannedHour:
     """Items of a job that are planned for one slot, and the slot's carbon intensity as forecast. `zone`: a peer's;
-    empty: at home."""
+    empty: at home. `variants`: that answer them; none: any."""
 
     starts_at_s: float = 0.0
     ends_at_s: float = 0.0
@@ -208,6 +210,7 @@ class PlannedHour:
     grams: float = 0.0
     p50_g_per_kwh: float = 0.0
     zone: str = ""
+    variants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,8 @@ def planned_jobs(
     for (job, starts_s, ends_s, zone), parts in sorted(hours.items()):
         items, grams = sum(one.items for one in parts), sum(one.grams for one in parts)
         p50, peer = carbon.get((zone, starts_s), 0.0), "" if zone == home else zone
-        by_job.setdefault(job, []).append(PlannedHour(starts_s, ends_s, items, grams, p50, peer))
+        variants = tuple(sorted({one.variant for one in parts if one.variant}))
+        by_job.setdefault(job, []).append(PlannedHour(starts_s, ends_s, items, grams, p50, peer, variants))
     return PlannedJobs(
         revision,
         plan.made_at_s,

@@ -3,8 +3,9 @@
 Data: the scenario's jobs; per interval, what requests computed on each slice. Result: joules of items by slice.
 Model: the controller's core plans hours (`controller/jobs/core/hours.py`) when a job comes or ends and when an hour
     begins; the dispatcher's core says how many items may start (`dispatcher/jobs/core/planned_hours.py`). They run in
-    batches of the largest profiled size on READY slices of their family, the fewest joules first, the job of the
-    highest priority and earliest deadline first, up to `FULL` of a slice's time with requests.
+    batches of the largest profiled size on READY slices of their family and of the variants that are planned, the
+    fewest joules first, the job of the highest priority and earliest deadline first, up to `FULL` of a slice's time
+    with requests.
 Deviations: items do not delay requests. Live the plan is made each minute, too.
 """
 
@@ -16,7 +17,7 @@ from typing import Final
 from controller.jobs.core.hours import SLOT_S, plan_hours, zone_slots
 from controller.jobs.core.rules import RULES
 from controller.jobs.core.slots import FULL
-from dispatcher.jobs.core.planned_hours import may_start
+from dispatcher.jobs.core.planned_hours import may_start, planned_variants
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceKind, SliceKey, SliceState
@@ -65,6 +66,7 @@ class _Room:
     """Seconds of a slice that requests leave over in an interval, and what an item takes there."""
 
     key: SliceKey
+    variant: str
     accuracy: float
     item_s: float
     item_j: float
@@ -148,6 +150,8 @@ class JobsEngine:
     def _run(self, run: JobRun, rooms: list[_Room], work: Interval) -> None:
         may, left, length_s = self._may_start(run, work.starts_s), run.left, work.ends_s - work.starts_s
         self._pace[run.terms.family] = sum(room.left_s / room.item_s for room in rooms) / length_s
+        if math.isfinite(may) and (planned := planned_variants(self._hours.get(run.id), work.starts_s)):
+            rooms = [room for room in rooms if room.variant in planned]
         ends_s = work.starts_s
         for room in rooms:
             items = min(may, run.left, room.left_s / room.item_s)
@@ -170,7 +174,7 @@ class JobsEngine:
     def _may_start(self, run: JobRun, now_s: float) -> float:
         """Items that may start now: of a job that runs at once all, as live without a plan."""
         if self.rule == "at_once":
-            return run.left
+            return math.inf
         pace, waiting = self._pace.get(run.terms.family, 0.0), math.ceil(run.left - CRUMB)
         items, planned = math.ceil(run.items), self._hours.get(run.id)
         return may_start(planned, self._until_s, items, waiting, run.complete_by_s, now_s, pace)[0]
@@ -193,7 +197,8 @@ class JobsEngine:
                 item_j = point.active_w * item_s
                 item_g = grams(item_j * device.factor, intensity[device.place.zone], self._pue)
                 if free_s > 0:
-                    yield hosted.family, _Room(key, service.accuracy, item_s, item_j, item_g, free_s, free_s)
+                    room = _Room(key, hosted.variant, service.accuracy, item_s, item_j, item_g, free_s, free_s)
+                    yield hosted.family, room
 
 
 def _slot(now_s: float) -> int:
