@@ -127,17 +127,17 @@ class Leadership:
         seen = (*self._epochs_seen(), *(ack.table.epoch for ack in acks.values()))
         known = max(seen, default=0) or await self._state.epoch_of(ROLE)
         kept = self._kept_epoch()
-        if kept > believed_epoch(kept, known):
+        if not believed_epoch(kept + 1, known):
             self._forget_epochs(known)
             kept = known
         return kept, max([kept, *(believed_epoch(epoch, kept) for epoch in seen)])
 
     def _forget_epochs(self, known: int) -> None:
         """Forget what this disk says of epochs: it is too far beyond all that readers, or Redis, know. Agents would
-        refuse a controller that leads under it."""
+        refuse a controller that leads under the next one."""
         self._log.warning("the epoch on disk is void", role=ROLE, epoch=self._kept_epoch(), known=known)
         led = int(self._disk.load_plain(LED).get("epoch", 0))
-        if led > believed_epoch(led, known):
+        if not believed_epoch(led + 1, known):
             self._disk.save(LED, {"epoch": 0})  # as if it were lost: copies of another controller are taken over
         self._disk.save("epoch", {"epoch": known})
         self._known_epoch = known
