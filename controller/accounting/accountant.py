@@ -288,12 +288,17 @@ class Accountant:
         return found
 
     async def _follow(self) -> None:
-        """Follow each stream to the entry up to which it is booked, so that what comes next has to continue it."""
+        """Follow each stream to the entry up to which it is booked, so that what comes next has to continue it. In one
+        that was lost and is sent again those are booked that had ended when that entry was written."""
+        ahead_s = await self._state.clock_offset_s() if self._ids else 0.0
         for key, at in self._ids.items():
-            after_ms = max(0, entry_order(at)[0] - round(1e3 * FOLLOWED_S))
-            for entry_id, sample in await self._state.stream(key, EnergySample, f"{after_ms}-0", FOLLOWED_MAX):
+            first = await self._state.stream(key, EnergySample, "0", 1)
+            anew, at_s = bool(first) and entry_order(first[0][0]) > entry_order(at), entry_order(at)[0] / 1e3 + ahead_s
+            after = "0" if anew else f"{max(0, entry_order(at)[0] - round(1e3 * FOLLOWED_S))}-0"
+            for entry_id, sample in await self._state.stream(key, EnergySample, after, FOLLOWED_MAX):
                 offset_s = self._observation.inputs.clock_offsets_s.get(sample.node, 0.0) or 0.0
-                if entry_order(entry_id) <= entry_order(at) and self._is_possible(sample, offset_s):
+                booked = sample.ends_at_s + offset_s <= at_s if anew else entry_order(entry_id) <= entry_order(at)
+                if booked and self._is_possible(sample, offset_s):
                     self._order.take(sample.device, sample, proven=True)
         self._order.release()
 

@@ -13,6 +13,7 @@ from controller.role.state_shapes import KeptBooks
 from tests.unit.controller.test_receipt_shell import HOUR, KEYS, World
 from tests.unit.controller.test_receipts import sample
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.energy import EnergySample
 from trefoil.runtime.fenced import Delete, SetFields, Write
 from trefoil.runtime.state import LOADS_MAX
 
@@ -109,6 +110,19 @@ async def test_what_was_booked_before_redis_was_emptied_stands_there_again(world
     await seconds(world, 6)
     names = [*await world.state.names(world.state.keys.totals_prefix()), world.state.keys.accounted()]
     after = await started_again(world, tmp_path / "disk", [Delete(name) for name in names])
+    await seconds(after, 5)
+    assert await stored(after) == {HOUR: pytest.approx(11 * 6.0)}
+
+
+async def test_samples_that_are_sent_again_into_a_lost_stream_are_booked_once(world, tmp_path):
+    await seconds(world, 6)
+    key = world.state.keys.energy("n")
+    sent = [sample for _, sample in await world.state.stream(key, EnergySample)]
+    await world.clock.advance(4.0)
+    after = await started_again(world, tmp_path / "another", [Delete(key)])
+    after._agent = await after.state.acquire("agent:n", "test", ttl_s=3600.0)
+    for one in sent:
+        await after.state.append(after._agent, key, one, 1000)
     await seconds(after, 5)
     assert await stored(after) == {HOUR: pytest.approx(11 * 6.0)}
 
