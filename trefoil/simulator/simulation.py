@@ -35,6 +35,7 @@ from controller.rollout.core.rollout_inputs import best_path
 from controller.thresholds import CARBON_HISTORY_MAX
 from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.routing_table import staged
+from power_agent.clocks.core.slice_latencies import FIRST_TOKENS
 from power_agent.governors import reads_latency
 from trefoil.core.brains import Candidate, Measurement, Planner, PlanView
 from trefoil.core.common import Revision
@@ -226,6 +227,7 @@ class Simulation(NullPorts):
             if self._reads_latency:  # by a window that begins when a clock was changed, if it was
                 latencies = self.hardware.latencies
                 of = {f: one.slice_histograms(of_tokens=f in latencies.by_token) for f, one in found.items()}
+                of |= {f + FIRST_TOKENS: one.first_tokens() for f, one in found.items()}
                 answers = {(key, family): seen for family, by in of.items() for key, seen in by.items()}
                 latencies.add(answers, self.now_s + EPSILON_S, to_s)
             for family, one in found.items():

@@ -5,6 +5,9 @@ stamps of other machines' clocks are not read. At the clock of now it would have
 trefoil/core/power.py says. Of a slice the newest windows count, as many as hold `ENOUGH` answers, at most those that
 the governor remembers: where many requests come a change is seen at once, and where few do it is seen at all.
 
+A family that promises TTFT is seen twice: its first tokens are one more stage, with their own limit. Slow steps fill
+all places, and then prompts wait, however well TPOT is kept.
+
 Data: load windows, objectives, the profile, the clocks that each device had. Decision: none.
 """
 
@@ -27,8 +30,10 @@ ATTAINED_S: Final = 60.0  # over which it is judged whether an SLO is kept
 DEFAULT_QUANTILE: Final = 0.95
 ENOUGH: Final = 40  # answers: a p95 is then of the two slowest
 
+FIRST_TOKENS: Final = " first tokens"  # after a family's name: its times to the first token
+
 Answers = Mapping[tuple[SliceKey, str], Histogram]
-"""Latencies by slice and family."""
+"""Latencies by slice and family, and of its first tokens."""
 
 
 class ClockPeriod(NamedTuple):
@@ -72,6 +77,9 @@ class SliceLatencies:
         limits = {**classes, **{name: one.governed for name, one in wanted.items()}}
         self.slo_ms = {name: limit or classes.get(name, (0.0, 0.0))[0] for name, (limit, _) in limits.items()}
         self.slo_quantile = {name: quantile for name, (_, quantile) in limits.items() if 0 < quantile < 1}
+        firsts = {name + FIRST_TOKENS: one.token_slo for name, one in wanted.items() if one.ttft_ms}
+        self.slo_ms |= {name: slo.ttft_ms for name, slo in firsts.items()}
+        self.slo_quantile |= {name: slo.ttft_quantile for name, slo in firsts.items()}
         before, self.by_token = self.by_token, frozenset(name for name, one in wanted.items() if one.tpot_ms)
         if changed := self.by_token ^ before:  # what is known of them is of the other kind
             self._windows = {key: seen for key, seen in self._windows.items() if key[1] not in changed}
@@ -85,6 +93,8 @@ class SliceLatencies:
                 times = (cell.streams.tpot,) if of_tokens else (cell.latency, cell.passed)
                 known = [each for each in times if each.index]
                 found.setdefault((cell.key.slice, cell.key.family), []).extend(known)
+                if cell.streams.ttft.index and cell.key.family + FIRST_TOKENS in self.slo_ms:
+                    found.setdefault((cell.key.slice, cell.key.family + FIRST_TOKENS), []).append(cell.streams.ttft)
         answers = {key: merge(parts) for key, parts in found.items() if parts}
         self.add(answers, now_s - (window.ends_at_s - window.starts_at_s), now_s)
 
@@ -106,16 +116,18 @@ class SliceLatencies:
         """Stages of a device, slice by slice, each with the answers of the last `remembers_s` as they would be at the
         last of its `clocks`, which ascend; what came before the first of them does not count."""
         return tuple(
-            self._stage(device_type, part.key, hosted, clocks, self.heard_s - remembers_s)
+            self._stage(device_type, part.key, hosted, name, clocks, self.heard_s - remembers_s)
             for part in sorted(planned.slices, key=lambda part: part.key)
             for hosted in part.hosted
+            for name in (hosted.family, hosted.family + FIRST_TOKENS)
+            if name == hosted.family or name in self.slo_ms
         )
 
     def _stage(
-        self, device_type: str, key: SliceKey, hosted: Hosted, clocks: Sequence[ClockPeriod], from_s: float
+        self, device_type: str, key: SliceKey, hosted: Hosted, name: str, clocks: Sequence[ClockPeriod], from_s: float
     ) -> GovernedStage:
-        family, windows = hosted.family, self._windows.get((key, hosted.family), ())
-        own = (device_type, key.slice_type, family, hosted.variant)
+        windows = self._windows.get((key, name), ())
+        own = (device_type, key.slice_type, hosted.family, hosted.variant)
         whole = self._highest.get((*own, 0), (1, 1.0))  # all of it follows the clock, whichever was the highest
         top_mhz, weight = self._highest.get((*own, hosted.stage + 1), whole) if hosted.stages > 1 else whole
         known, samples = list[Histogram](), 0
@@ -127,7 +139,7 @@ class SliceLatencies:
             samples += window.answers.total
         found = merge(known)
         mean_ms = found.sum_ms / found.total if found.total else 0.0
-        quantile = self.slo_quantile.get(family, DEFAULT_QUANTILE)
+        quantile = self.slo_quantile.get(name, DEFAULT_QUANTILE)
         counts = [
             (window.in_time, window.answers.total)
             for window in windows
@@ -135,9 +147,9 @@ class SliceLatencies:
         ]
         good, total = sum(n for n, _ in counts), sum(n for _, n in counts)
         return GovernedStage(
-            family,
+            name,
             hosted.stage,
-            self.slo_ms.get(family, 0.0),
+            self.slo_ms.get(name, 0.0),
             mean_ms,
             weight,
             self.heard_s,

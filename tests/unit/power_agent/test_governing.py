@@ -9,7 +9,7 @@ import pytest
 
 from power_agent.clocks.core.clock_control import Ability, ClockRange, Lever, PowerLimit
 from power_agent.clocks.core.device_governor import DeviceGovernor
-from power_agent.clocks.core.slice_latencies import ClockPeriod, SliceLatencies
+from power_agent.clocks.core.slice_latencies import FIRST_TOKENS, ClockPeriod, SliceLatencies
 from power_agent.governors import GOVERNORS, governor_of
 from power_agent.governors.miad import Miad, MiadSettings
 from power_agent.publisher import Publisher
@@ -126,6 +126,27 @@ def test_a_governor_sees_who_is_hosted_and_how_late_each_slice_was_since_its_clo
     assert seen.heard_s == 30.0
 
 
+def test_first_tokens_that_come_too_late_raise_the_clock_though_the_later_ones_are_in_time():
+    """Slow steps fill all places; then prompts wait."""
+    terms = {"tpot_ms": 40.0, "tpot_quantile": 0.95, "ttft_ms": 500.0, "ttft_quantile": 0.9}
+    device = replace(planned(), slices=SERVING)
+    cell = next(each for each in window((ONE, "digits", [600.0])).cells if each.key.slice)
+
+    def found(ttft_ms: float) -> ClockDecision:
+        seen, governor = SliceLatencies(Catalog((), ())), Miad(MiadSettings(statistic="slo", slack=0.0))
+        seen.aim([Objective("digits", slo_ms=9000.0, slo_quantile=0.95, **terms)], {})
+        streams = StreamCounts(build_histogram([ttft_ms] * 40), build_histogram([20.0] * 40))
+        seen.add_window(LoadWindow("d", 0, 1, 10.0, 10.5, cells=(replace(cell, streams=streams),)), 11.0)
+        stages = seen.stages(device, A100, SINCE_10, 10.0)
+        assert {one.slo_ms for one in stages if one.family == "digits"} == {40.0}
+        view = GovernorView(12.0, GPU, 1410, (210, 1410), CLOCKS, stages, True, 0.0)
+        governor.step(replace(view, now_s=11.0))
+        return governor.step(view)
+
+    assert found(100.0).why.startswith("DOWN: ")
+    assert found(720.0).why.startswith(f"UP: digits{FIRST_TOKENS} at 7")
+
+
 def test_a_family_with_an_objective_of_tpot_is_governed_by_it_and_another_by_latency():
     seen, classes = SliceLatencies(Catalog((), ())), {"digits": (90.0, 0.9), "words": (80.0, 0.9)}
     timed = Objective("digits", slo_ms=900.0, slo_quantile=0.95, tpot_ms=40.0, tpot_quantile=0.99)
@@ -141,6 +162,7 @@ def test_a_family_with_an_objective_of_tpot_is_governed_by_it_and_another_by_lat
     assert digits.latency_ms == pytest.approx(36.0)
     assert digits.attained == pytest.approx(2 / 3)
     assert (words.slo_ms, words.slo_quantile, words.latency_ms) == (80.0, 0.95, 50.0)
+    assert not [name for name in stages if name.endswith(FIRST_TOKENS)], "no TTFT is promised"
     seen.aim([replace(timed, tpot_ms=0.0, tpot_quantile=0.0)], classes)
     assert (seen.slo_ms["digits"], seen.slo_quantile["digits"]) == (900.0, 0.95)
     left = {one.family for one in seen.stages(replace(planned(), slices=SERVING), A100, SINCE_10, 10.0) if one.samples}

@@ -60,8 +60,9 @@ class Interval:
     latency_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
     """Latencies of requests one by one, by slice; `spread_by`: distributions of so many answers of a flow. As above."""
     streams: StreamCounts = NO_STREAMS
+    ttft_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
     tpot_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
-    """Of streams by slice: mean times from token to token. Of this interval alone, as `joules`."""
+    """Of streams by slice: times to the first token, mean times from token to token. Of this interval alone."""
     tokens: int = 0
     """Of the answers of a trace that is replayed with its tokens; else 0."""
     spread_by: dict[SliceKey, list[tuple[Answers, float]]] = field(default_factory=dict)
@@ -86,10 +87,14 @@ class Interval:
 
     def slice_histograms(self, *, of_tokens: bool = False) -> dict[SliceKey, Histogram]:
         """Latency histograms by slice, in whole answers; or those of times from token to token."""
+        found = _histograms(self.tpot_s_by if of_tokens else self.latency_s_by)
         if of_tokens:
-            return {k: build_histogram([s * MS_PER_S for s in seen]) for k, seen in self.tpot_s_by.items() if seen}
-        found = {k: build_histogram([s * MS_PER_S for s in seen]) for k, seen in self.latency_s_by.items() if seen}
+            return found
         return found | {key: _whole(parts) for key, parts in self.spread_by.items()}
+
+    def first_tokens(self) -> dict[SliceKey, Histogram]:
+        """Histograms by slice of the times to the first token."""
+        return _histograms(self.ttft_s_by)
 
     def quantile_ms(self, q: float) -> float:
         """Quantile of the latencies [ms]: exact where they are kept, else of the histogram; 0.0 for none."""
@@ -103,6 +108,10 @@ class Interval:
         whole = np.rint(self.latency).astype(np.int64)
         (index,) = whole.nonzero()
         return Histogram(1, tuple(index.tolist()), tuple(whole[index].tolist()), self.sum_ms, self.max_ms)
+
+
+def _histograms(seconds_by: Mapping[SliceKey, list[float]]) -> dict[SliceKey, Histogram]:
+    return {key: build_histogram([s * MS_PER_S for s in seen]) for key, seen in seconds_by.items() if seen}
 
 
 def _whole(parts: Sequence[tuple[Answers, float]]) -> Histogram:

@@ -175,6 +175,7 @@ class SharedLine(Line):
     wakes_s: float = field(init=False, default=math.inf)
     joules: float = field(init=False, default=0.0)
     drawn: dict[float, tuple[OperatingPoint, list[float]]] = field(init=False, default_factory=dict)
+    ttft_s: list[float] = field(init=False, default_factory=list)
     tpot_s: list[float] = field(init=False, default_factory=list)
 
     @property
@@ -204,7 +205,8 @@ class SharedLine(Line):
             self.family.replayed.leave(ticket.id)
             self.family.tokens += tokens
         first_s = min(batch.step_ends_s, now_s)
-        self.family.ttft_s.append(first_s + batch.rest_s + self.way_s - ticket.arrived_s)
+        self.ttft_s.append(first_s + batch.rest_s + self.way_s - ticket.arrived_s)
+        self.family.ttft_s.append(self.ttft_s[-1])
         if tokens > 1:
             self.tpot_s.append((now_s - first_s) / tokens)  # the span of tokens - 1 steps, and of the one at the end
             self.family.tpot_s.append(self.tpot_s[-1])

@@ -65,6 +65,7 @@ class FamilyWindow:
     passed_s_by: Mapping[SliceKey, list[float]]
     services: Mapping[SliceKey, SliceService]
     streams: StreamCounts = NO_STREAMS
+    ttft_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
     tpot_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
     tokens: int = 0
 
@@ -237,6 +238,7 @@ class RequestEngine:
             passed_s_by={key: line.passed_s for key, line in family.lines.items() if line.passed_s},
             services={key: line.service for key, line in family.lines.items()},
             streams=family.stream_counts(),
+            ttft_s_by={k: one.ttft_s for k, one in family.lines.items() if isinstance(one, SharedLine) and one.ttft_s},
             tpot_s_by={k: one.tpot_s for k, one in family.lines.items() if isinstance(one, SharedLine) and one.tpot_s},
             tokens=family.tokens,
         )
@@ -244,7 +246,7 @@ class RequestEngine:
         for key, line in tuple(family.lines.items()):
             line.latency_s, line.passed_s = [], []
             if isinstance(line, SharedLine):
-                line.tpot_s = []
+                line.ttft_s, line.tpot_s = [], []
             holds = isinstance(line, SharedLine) and (line.waiting or line.running)
             if key not in in_route and not holds and id(line) not in late_s:
                 del family.lines[key]
@@ -270,6 +272,7 @@ class RequestEngine:
             latencies_ms=[latency_ms] if self._keeps_latencies else [],
             latency_s_by=every[0].latency_s_by if len(every) == 1 else _latencies_by(every),
             streams=every[-1].streams,
+            ttft_s_by=every[-1].ttft_s_by,
             tpot_s_by=every[-1].tpot_s_by,
             tokens=every[-1].tokens,
         )
