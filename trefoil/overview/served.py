@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
-from trefoil.core.queueing import shortest_first
 
 SHORTEST_FIRST: Final = "ssjf"
 UTILISATION_MAX: Final = 0.95  # above it the queue ages what waits, and the law of classes says too much
@@ -58,6 +57,8 @@ def order_lines(found: Mapping[str, Any]) -> list[str]:
             why = f"no answer of the last {window_s:.0f} s waited for a place: nothing is gained until requests queue"
             lines.append(f"shortest first for {family}: {why}")
             continue
+        from trefoil.core.queueing import shortest_first  # numpy, which `status` needs for nothing else
+
         capacity_per_s, rate_per_s = found["capacity_per_s"].get(family, 0.0), row["rate_per_s"] or 0.0
         load = min(UTILISATION_MAX, rate_per_s / capacity_per_s) if capacity_per_s else UTILISATION_MAX
         lines.append(
