@@ -184,7 +184,7 @@ class Inference:
         queue, ticket = request.queue, request.ticket
         request.pick, request.sent_s = None, 0.0
         if request.idle_slice is not None:
-            return self._sent(request, pick_idle(request, request.idle_slice))
+            return self._sent(request, pick_idle(request, request.idle_slice, self._routing))
         picked, contended = queue.submit(ticket), False
         if isinstance(picked, asyncio.Future):
             pick = await self._wait(request, picked)

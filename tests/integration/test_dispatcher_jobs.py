@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -20,8 +22,10 @@ from typer.testing import CliRunner
 from dispatcher.jobs import job_run
 from dispatcher.jobs.core import planned_hours
 from dispatcher.jobs.core.job import JobState
+from dispatcher.request.admission import Caller
+from dispatcher.request.idle import NotIdle
 from protos.dispatcher.v1 import jobs_pb2
-from tests.support.dispatching import VARIANTS, DispatcherSystem, Plane, dispatcher_system, until
+from tests.support.dispatching import VARIANTS, DispatcherSystem, Plane, dispatcher_system, image, request, until
 from tests.support.fake_triton import BACKEND, FakeTriton
 from tests.support.job_serving import Jobs, digit, item, jobs_of, messages
 from tests.support.workers import Dispatcher
@@ -32,6 +36,7 @@ from trefoil.core.common import Basis, Revision
 from trefoil.core.demand import JOB_CLASS
 from trefoil.core.energy import ReceiptRate
 from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.fleet import Hosted
 from trefoil.core.jobs.planned import OpenJobs, PlannedHour, PlannedJob, PlannedJobs
 from trefoil.runtime.clock import WallClock
 
@@ -273,6 +278,32 @@ async def test_requests_come_first(system, jobs):
     system.slices[1].gate.set()
     await asyncio.gather(*asked)
     assert (await jobs.status("a")).answered == 0
+
+
+async def test_an_item_takes_no_slice_that_requests_of_another_family_have_or_wait_for(system):
+    """Two families on one slice: whatever was idle when the item was chosen counts again when it is sent."""
+    both = (Hosted("digits", "digits-xs", 1, 0, 1, 1, 8), Hosted("letters", "digits-xs", 1, 0, 1, 1, 8))
+    known, at_first = node(system.statuses(hosted=both)), system.targets(credits=1)[:1]
+    await system.publish(known, [route(at_first), dataclasses.replace(route(at_first), family="letters")])
+    inference = system.running.fronts.inference
+    system.slice.gate.clear()
+
+    async def asked() -> Any:
+        async with asyncio.timeout(10):
+            return await inference.answer(request(3).SerializeToString(), Caller(idle_slice=key(0)))
+
+    letters = [asyncio.create_task(system.client.infer("letters", [image(n)])) for n in (1, 2)]
+    queue = system.local.routing.queues["letters"]
+    await until(lambda: (queue.in_flight_on(key(0)), queue.waiting) == (1, 1))
+    with pytest.raises(NotIdle):
+        await asked()
+    letters[1].cancel()
+    await until(lambda: (queue.in_flight_on(key(0)), queue.waiting) == (1, 0))
+    with pytest.raises(NotIdle):
+        await asked()
+    system.slice.gate.set()
+    await letters[0]
+    assert (await asked()).variant == "digits-xs"
 
 
 async def test_the_deadline_passes_and_the_job_goes_on(system, jobs):
