@@ -14,8 +14,8 @@ feed or a dispatcher worker is killed. Limits (benchmarks/chaos_verdict.py):
 Run: `make chaos` (about ten minutes; `--requests 6000` half a minute). Prints a table by kind of fault, writes
 out/bench/chaos.json, keeps the logs in out/bench/chaos, and exits with 1 when a limit is broken.
 
-`--rows`: instead, a table of disks that are full or read-only, model files that change, clients and operators that
-send nonsense, services that do not stay up (needs root; a quarter of an hour).
+`--rows`: instead, a table of disks that are full or read-only, model files that change, services that do not stay up
+(needs root; a quarter of an hour).
 `--redis`: instead, every error of Redis, each for 20 s under 100 requests/s (benchmarks/chaos_redis.py): no request may
 fail, no process end, decisions are back 5 s after it, and the joules that are booked are those of the driver's
 counters. Seven minutes; `--lasts 5 --only OOM` one trouble, shorter.
@@ -35,7 +35,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import chaos_clients, chaos_disk, chaos_redis, chaos_up
+from benchmarks import chaos_disk, chaos_redis, chaos_up
 from benchmarks.chaos_faults import Fault, Faults
 from benchmarks.chaos_redis import Relay
 from benchmarks.chaos_rows import LASTS_S, RATE_PER_S, Row, run_rows
@@ -145,10 +145,10 @@ async def redis_rows(
 async def other_rows(
     wanted: Callable[[str], bool], folder: Path, say: Callable[[str], None]
 ) -> tuple[list[Row], float]:
-    """Rows of disks, model files, clients, operators and services that do not stay up; see `run_rows`."""
+    """Rows of disks, model files and services that do not stay up; see `run_rows`."""
     shutil.rmtree(folder, ignore_errors=True)
     with chaos_disk.small_disks(folder):
-        sources = (chaos_disk, chaos_clients, chaos_up)
+        sources = (chaos_disk, chaos_up)
         return await run_rows([one for each in sources for one in each.troubles()], folder, wanted, say)
 
 
@@ -224,7 +224,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--kind", action="append", default=[], help="only faults of this kind, e.g. 'Triton killed'")
     parser.add_argument("--redis", action="store_true", help="instead: whatever Redis answers")
-    parser.add_argument("--rows", action="store_true", help="instead: disks, model files, clients, operators")
+    parser.add_argument("--rows", action="store_true", help="instead: disks, model files, services")
     parser.add_argument("--lasts", type=float, default=LASTS_S, help="seconds of each row of --redis")
     parser.add_argument("--only", default="", help="only rows whose name has this in it")
     given = parser.parse_args(argv)

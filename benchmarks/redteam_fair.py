@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from tritonclient.grpc import service_pb2
 
 from benchmarks.chaos_rows import DEADLINE_S, WORKERS
 from benchmarks.echo_family import FAMILY, executions
 from benchmarks.echo_load import OK, EchoLoad
 from benchmarks.echo_system import LAYOUTS, Arrangement, EchoSystem, running
-from benchmarks.hostile import DATA, HEADERS, PREFACE, RST, SETTINGS, WINDOW_UPDATE, frame, headers, request
 from benchmarks.redteam import Check, Outcome
 from benchmarks.redteam_http import request as rest_request
 from trefoil.cli.run.launcher import Launcher
@@ -50,6 +50,31 @@ WARM_UP_S: Final = 60.0
 STORM_S: Final = 120.0
 """Samples are of a second, cut off at both ends, and rates follow what has changed within a minute: 1 % of it."""
 CLOCK: Final = WallClock()
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST, SETTINGS, WINDOW_UPDATE = 0, 1, 3, 4, 8
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """An HTTP/2 frame."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def headers(stream: int, *more: tuple[str, str]) -> bytes:
+    """HEADERS of a call of ModelInfer; each field is written out, none is indexed."""
+    fields = ((":method", "POST"), (":scheme", "http"), (":path", INFER), (":authority", "x"), ("te", "trailers"))
+    block = b"".join(
+        b"\x00" + b"".join(bytes((len(text),)) + text.encode() for text in each)
+        for each in (*fields, ("content-type", "application/grpc"), *more)
+    )
+    return frame(HEADERS, 0x4, stream, block)
+
+
+def request(items: int = 1, payload: bytes = PAYLOAD) -> bytes:
+    """A ModelInferRequest of so many items."""
+    message = service_pb2.ModelInferRequest(model_name=FAMILY, id="x", raw_input_contents=[payload * items])
+    message.inputs.add(name="PAYLOAD", datatype="INT64", shape=[items, 2])
+    return message.SerializeToString()
 
 
 @dataclass(slots=True)
@@ -156,12 +181,12 @@ async def _all_ready(launcher: Launcher, clock: WallClock) -> None:
     """
     assert launcher.launch is not None, "the launcher has started"
     headers_ = (("authorization", f"Bearer {STAYING}"),)
-    message = request(raw=PAYLOAD, model=FAMILY)
+    message = request()
     async with asyncio.timeout(READY_S), grpc.aio.insecure_channel(launcher.launch.addresses["inference"]) as channel:
-        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        infer = channel.unary_unary(INFER)
         while True:
             with suppress(grpc.aio.AioRpcError):
-                await infer(message.SerializeToString(), metadata=headers_)
+                await infer(message, metadata=headers_)
                 return
             await clock.sleep(PAUSE_S)
 
@@ -207,7 +232,7 @@ async def _grpc(
     nonce: int = 2**41,
 ) -> None:
     """So many requests at once on each connection, another one for each that ends."""
-    body = request((items, 2), nonce.to_bytes(8, "little") * 2 * items).SerializeToString()
+    body = request(items, nonce.to_bytes(8, "little") * 2)
     message = b"\x00" + len(body).to_bytes(4, "big") + body
     one = partial(_connection, system, tally, at_once, source, more, message, cancel_s)
     async with asyncio.TaskGroup() as group:
@@ -282,7 +307,7 @@ async def _streams(system: EchoSystem, tally: Tally) -> None:
     """Streams on one connection, each with as many requests under way as it may have."""
     channel = grpc.aio.insecure_channel(system.target)
     call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-    message = request(raw=PAYLOAD, model=FAMILY).SerializeToString()
+    message = request()
 
     async def one() -> None:
         stream, one_write = call(), asyncio.Lock()
