@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns, undominated
+from controller.planners.exact import ExactPlanner
 from controller.planners.exact.frontier import (
     FrontierPoint,
     distribution,
@@ -317,3 +318,17 @@ def test_lambda_prefers_what_clover_figure_6_prefers():
         value = value_lambda(world.tasks[0], intensity, 4.0, 1.0, 250.0)
         score = {name: e - value * a for name, e, a in (("A", 0.4, 0.96), ("B", 1.2, 0.98))}
         assert min(score, key=score.__getitem__) == winner
+
+
+@pytest.mark.parametrize("rate", [110.0, 260.0, 400.0])
+def test_the_frontier_of_a_large_fleet_asks_for_nothing_that_whole_devices_cannot_reach(rate):
+    """Its inner points may take a fraction of a device; what is planned then still meets what can be met."""
+    reached = {}
+    for floor in (0.93, 0.975, 0.985, 0.999):
+        one = view(rate=rate, devices=fleet(10), history=DUCK, wanted=[objective(slo_ms=75.0, min_accuracy=floor)])
+        decision = ExactPlanner().plan(one, np.random.default_rng(0))
+        assert decision.degraded == ""
+        assert decision.plan is not None
+        reached[floor] = decision.plan.expected["digits"].accuracy
+    assert max(reached.values()) <= reached[0.999] + 1e-6, "out of reach: then the most that can be reached"
+    assert reached[0.93] < reached[0.999]
