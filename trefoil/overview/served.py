@@ -61,6 +61,8 @@ def order_lines(found: Mapping[str, Any]) -> list[str]:
 
         capacity_per_s, rate_per_s = found["capacity_per_s"].get(family, 0.0), row["rate_per_s"] or 0.0
         load = min(UTILISATION_MAX, rate_per_s / capacity_per_s) if capacity_per_s else UTILISATION_MAX
+        from trefoil.core.queueing import shortest_first  # brings numpy, which `trefoil status` does without
+
         lines.append(
             f"shortest first for {family}: {share:.1%} of the answers of the last {window_s:.0f} s waited for a place, "
             f"and all {row['wait_ms_mean']:.0f} ms in the mean; at {load:.0%} of capacity it saves at most "
