@@ -83,8 +83,8 @@ def _check_pool(pool: DevicePool, length_s: float) -> None:
         _need("slots.pools.items.active_j", cost.active_j, 1e-9, ITEM_MAX_J)
         _need("slots.pools.items.accuracy", cost.accuracy, 0.0, 1.0)
         _need("slots.pools.items.variant", len(cost.variant), 0, NAME_CHARS_MAX)
-        _need("slots.pools.items.request_s", cost.request_s, 0.0, ITEM_MAX_S)
-        _need("slots.pools.items.request_j", cost.request_j, 0.0, ITEM_MAX_J)
+        _need("slots.pools.items.request_s", cost.request_s, 1e-9 if cost.request_s else 0.0, ITEM_MAX_S)
+        _need("slots.pools.items.request_j", cost.request_j, 1e-9 if cost.request_j else 0.0, ITEM_MAX_J)
 
 
 def _need(field: str, value: float, low: float, high: float) -> None:

@@ -54,9 +54,11 @@ def _costs(pools: Iterable[DevicePool], family: str, time_s: Mapping[str, float]
     """Requests that awake devices could answer in a time of theirs, and what one takes there."""
     for pool in pools:
         for cost in pool.costs if not (pool.idle_w or pool.wake_j) and time_s[pool.name] > 0 else ():
-            if cost.family == family and cost.request_s > 0:
+            if cost.family == family and cost.request_s > 0 and cost.request_j > 0:
                 yield time_s[pool.name] / cost.request_s, cost
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float:
-    return sum(weight * value for weight, value in weighted) / sum(weight for weight, _ in weighted)
+    """Weighted mean; that of equal values is their value, which rounding would miss."""
+    mean = sum(weight * value for weight, value in weighted) / sum(weight for weight, _ in weighted)
+    return min(mean, max(value for _, value in weighted))

@@ -56,6 +56,8 @@ def test_a_good_offer_passes():
         (with_cost(active_j=0.0), "offers.slots.pools.items.active_j = 0"),
         (with_cost(device_s=-1.0), "offers.slots.pools.items.device_s = -1"),
         (with_cost(accuracy=1.5), "offers.slots.pools.items.accuracy = 1.5"),
+        (with_cost(request_s=5e-324), "offers.slots.pools.items.request_s = 5e-324"),
+        (with_cost(request_j=-1.0), "offers.slots.pools.items.request_j = -1"),
         (with_slot(pue=0.1), "offers.slots.pue = 0.1"),
         (with_slot(carbon=dataclasses.replace(SLOTS[0].carbon, p50_g_per_kwh=-5.0)), "p50_g_per_kwh = -5"),
         (with_slot(carbon=dataclasses.replace(SLOTS[0].carbon, ends_at_s=0.0)), "offers.slots.ends_at = 0"),
@@ -344,6 +346,18 @@ def serving(name: str, request_j: float, accuracy: float = 0.9, free_s: float = 
         ((400.0, serving("a", 2.0)), (100.0, serving("a", 2.0, idle_w=50.0)), 0.0, None),  # it would have to wake
         ((400.0, serving("a", 2.0)), (100.0, serving("a", 2.0)), HOUR, None),  # that slot has ended
         ((400.0,), (100.0, serving("a", 2.0)), 0.0, None),  # the family is not served here
+        ((400.0, serving("a", 2.0)), (100.0, serving("a", 0.0)), 0.0, None),  # joules there are not known
+        (
+            (
+                400.0,
+                serving("a", 2.0, 0.81),
+                serving("b", 2.0, 0.81),
+                serving("c", 2.0, 0.81),
+            ),  # their mean is rounded up
+            (100.0, serving("a", 2.0, 0.81)),
+            0.0,
+            2 * 400.0 - 2 * 100.0,
+        ),
     ],
 )
 def test_requests_are_offered_to_a_zone_where_they_emit_less(home, far, now_s, saved_j_g):
