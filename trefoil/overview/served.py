@@ -57,8 +57,6 @@ def order_lines(found: Mapping[str, Any]) -> list[str]:
             why = f"no answer of the last {window_s:.0f} s waited for a place: nothing is gained until requests queue"
             lines.append(f"shortest first for {family}: {why}")
             continue
-        from trefoil.core.queueing import shortest_first  # numpy, which `status` needs for nothing else
-
         capacity_per_s, rate_per_s = found["capacity_per_s"].get(family, 0.0), row["rate_per_s"] or 0.0
         load = min(UTILISATION_MAX, rate_per_s / capacity_per_s) if capacity_per_s else UTILISATION_MAX
         from trefoil.core.queueing import shortest_first  # brings numpy, which `trefoil status` does without
