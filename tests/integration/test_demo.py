@@ -16,10 +16,11 @@ import pytest
 
 from controller.settings import Slo
 from tests.support import leftovers
+from tests.support.demo_reports import read_report, read_series
 from tests.support.ports import free_offset
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.report import report_lines
-from trefoil.cli.demo.results import Report, read_report, read_series
+from trefoil.cli.demo.results import Report
 from trefoil.cli.load.process import merged, read_load_result, result_path, without_warmup
 from trefoil.cli.run.scenario import DemoScenario, OwnLatency, load_system
 from trefoil.simulator.books.intervals import Interval

@@ -275,24 +275,6 @@ class Comparison:
             "cases": [self._case_json(case) for case in self.cases],
         }
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Comparison":
-        """Comparison of policies that `to_json` gave."""
-
-        def run_of(name: str, run: Mapping[str, Any]) -> Run:
-            summary = {key: value for key, value in run.items() if key != "arrivals"}
-            return Run(name, run["seed"], run["arrivals"], summary)
-
-        cases = []
-        for one in values["cases"]:
-            rows = [Row(row["policy"], tuple(run_of(row["policy"], run) for run in row["runs"])) for row in one["rows"]]
-            price = one["price_mg_per_accuracy"]
-            price_g = None if price is None else price / 1e3
-            left_out, traces = one["left_out"], tuple(one["traces"])
-            cases.append(Case(one["set"], tuple(rows), price_g, left_out, traces, lambda_weight=one["lambda_weight"]))
-        names, seeds = tuple(values["policies"]), tuple(values["seeds"])
-        return cls(values["scenario"], values["duration_s"], names, seeds, tuple(cases))
-
     def _case_json(self, case: Case) -> dict[str, Any]:
         return {
             "set": dict(case.values),

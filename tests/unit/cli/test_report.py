@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.demo_reports import read_report
 from tests.unit.cli import recorded
 from trefoil.cli.demo import report, run_demo
-from trefoil.cli.demo.results import DemoFamilySummary, Exploration, Report, read_report
+from trefoil.cli.demo.results import DemoFamilySummary, Exploration, Report
 from trefoil.cli.demo.spread import savings_of
 
 TOP_LEVEL = {

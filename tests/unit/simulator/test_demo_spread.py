@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from controller.settings import Slo
+from tests.support.demo_reports import comparison_of
 from trefoil.cli.demo.spread import simulate_spread
 from trefoil.cli.run.scenario import DemoScenario, load_system
-from trefoil.comparison.comparison import Comparison
 from trefoil.comparison.saving import RunOutcome, saving_pct
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
@@ -28,7 +28,7 @@ def test_the_first_seed_is_the_live_runs_and_accuracy_has_a_price():
     assert first.summary["grams_per_request"] == pytest.approx(twin.grams_per_request, rel=1e-8)
     assert first.arrivals != second.arrivals
     assert 0 < case.price_g < 0.1
-    assert Comparison.from_json(found.to_json()).to_json() == found.to_json()
+    assert comparison_of(found.to_json()).to_json() == found.to_json()
 
 
 @pytest.mark.parametrize("seed", [20261121, 2])

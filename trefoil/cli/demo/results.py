@@ -233,29 +233,6 @@ def write_json(path: Path, values: Any) -> None:
     path.write_text(json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def read_series(path: Path) -> DemoSeries:
-    """Read the series that a run recorded."""
-    values = json.loads(path.read_text())
-    return DemoSeries(**{**values, "events": [PlanEvent(**event) for event in values["events"]]})
-
-
-def read_report(path: Path) -> Report:
-    """Read a report.json back."""
-    values = json.loads(path.read_text())
-    names = list(values["accuracy"])
-    runs = {name: _summary(values.pop(name)) for name in names}
-    for derived in ("saving_pct", "no_saving", "saving_uncorrected_pct", "accuracy", "missed_floor", "missed_slo"):
-        values.pop(derived)
-    spread = Comparison.from_json(values["spread"]) if values["spread"] else None
-    return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs, "spread": spread})
-
-
-def _summary(values: Mapping[str, Any]) -> DemoSummary:
-    explored = values.get("exploration")
-    families = {name: DemoFamilySummary(**one) for name, one in values["families"].items()}
-    return DemoSummary(**{**values, "exploration": Exploration(**explored) if explored else None, "families": families})
-
-
 def made_by() -> dict[str, str]:
     """Where a result was made: command, commit and machine."""
     command = shlex.join(["trefoil", *sys.argv[1:]])
