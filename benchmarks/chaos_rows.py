@@ -41,12 +41,14 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is done to the running system. `ended`: services that are meant to end by it, e.g. where it kills them."""
+    """What is done to the running system. `ended`: services that are meant to end by it, e.g. where it kills them.
+    `may_fail`: requests that can be in flight on what it kills."""
 
     what: str
     make: Callable[[EchoSystem], AbstractAsyncContextManager[None]]
     lasts_s: float = LASTS_S
     ended: frozenset[str] = frozenset()
+    may_fail: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,13 @@ class Row:
     recovered_s: float | None
     details: tuple[str, ...] = field(default=())
     broken: str = ""  # what the trouble itself found wrong, e.g. with what an attacker was answered
+    may_fail: int = 0
 
     @property
     def clean(self) -> bool:
-        """Nothing failed, nothing else ended, all is as before."""
-        return not self.failed and not self.ended and not self.broken and self.recovered_s is not None
+        """Nothing failed but what died, nothing else ended, all is as before."""
+        good = self.failed <= self.may_fail and not self.wrong
+        return good and not self.ended and not self.broken and self.recovered_s is not None
 
 
 async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed: int) -> Row:
@@ -106,6 +110,7 @@ async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed:
         recovered_s,
         tuple(f"{record.code}: {record.details[:120]}" for record in bad[:3]),
         broken,
+        trouble.may_fail,
     )
 
 
