@@ -1,6 +1,8 @@
-"""A model's first call of a kind takes 20 s, as one that compiles does: no slice is restarted for it (real Tritons)."""
+"""A model's first call of a kind takes 20 s, as one that compiles does: no slice is restarted for it, only for one that
+does not end (real Tritons)."""
 
 import asyncio
+import time
 
 import grpc
 import numpy as np
@@ -12,13 +14,13 @@ from tests.support.agent_cluster import AgentCluster, Load, key, node_plan, unti
 from tests.support.triton_process import MODELS, hosted
 from tests.support.twin_family import TWIN, twin, two_families
 from trefoil.core.common import Revision
-from trefoil.core.demand import SliceLoad
+from trefoil.core.demand import FIRST_CALL_S, SliceLoad
 from trefoil.core.fleet import SliceState
 from trefoil.core.plan import PlannedSlice
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
-COLD_S = 20
+COLD_S, ENDLESS = 20, 8
 PLACES = key("4g.20gb"), key("3g.20gb", 4)
 COLD_CALLS = f'''
 
@@ -32,7 +34,7 @@ class TritonPythonModel(TritonPythonModel):
     def _run(self, arrays):
         size = next(iter(arrays.values())).shape[0]
         if size not in self._warm:
-            time.sleep({COLD_S})
+            time.sleep(3600 if size == {ENDLESS} else {COLD_S})
             self._warm.add(size)
         return super()._run(arrays)
 '''
@@ -57,7 +59,7 @@ async def ask(target: str, items: int) -> None:
         request = service_pb2.ModelInferRequest(model_name=TWIN)
         request.inputs.add(name="IMAGE", datatype="UINT8", shape=[items, 8, 8])
         request.raw_input_contents.append(np.zeros((items, 8, 8), np.uint8).tobytes())
-        reply = await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=60)
+        reply = await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=120)
         assert len(reply.raw_output_contents[0]) == 40 * items
 
 
@@ -95,3 +97,20 @@ async def test_a_long_first_call_restarts_no_slice_and_its_neighbour_serves_on(c
     assert (load.failed, {place: cluster.triton(place).pid for place in PLACES}) == ([], pids)
     assert (await cluster.slices())[alone].since_s == before[alone].since_s or items == 5
     print(f"{load.answered} answers of its neighbour while first calls took {COLD_S} s")
+
+
+@pytest.mark.timeout(300)
+async def test_a_slice_whose_model_does_not_come_back_is_restarted(cluster):
+    alone = PLACES[1]
+    wanted = node_plan(ENDLESS, PlannedSlice(alone, (twin(hosted(2)),), 4))
+    await cluster.apply(wanted)
+    await cluster.settled(wanted)
+    pid, began_s = cluster.triton(alone).pid, time.monotonic()
+    call = asyncio.create_task(ask((await cluster.slices())[alone].grpc_target, ENDLESS))
+    await until(call.done, 120)
+    assert isinstance(call.exception(), grpc.aio.AioRpcError)
+    took_s = time.monotonic() - began_s
+    await cluster.ready(alone)
+    assert cluster.triton(alone).pid != pid
+    assert took_s >= FIRST_CALL_S
+    print(f"restarted after {took_s:.0f} s")
