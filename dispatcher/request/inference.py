@@ -420,7 +420,7 @@ class Inference:
 
     async def serve(self, request: Request) -> Answer:
         """Answer of another zone, or else of slices here."""
-        if (away := await self.zones.answer(request)) is not None:
+        if self.zones.offers and (away := await self.zones.answer(request)) is not None:
             rung = budget_receipt(request) if request.parameters.receipt else b""
             return Answer((away[0], away[1] + rung), (), away[2], SliceKey(away[3]))
         if len(request.chain) > 1:

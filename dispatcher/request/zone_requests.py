@@ -34,7 +34,7 @@ LOOK_S: Final = 1.0  # between two probes of a zone
 PROBE_S: Final = 2.0
 FOLLOWED_S: Final = 30.0  # then offers are forgotten: the plan is read every two seconds
 ZONE, MOVED_J, MOVED_G = "trefoil_zone", "trefoil_moved_j", "trefoil_moved_g"
-LOST: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+LATE: Final = 2.0
 
 
 class ZoneRequests:
@@ -50,7 +50,8 @@ class ZoneRequests:
         }
         self._sights = {zone: ZoneSight() for zone in self._channels}
         self._there = defaultdict[tuple[str, str], FamilyThere](FamilyThere)
-        self._offers: dict[str, list[RequestOffer]] = {}
+        self.offers: dict[str, list[RequestOffer]] = {}
+        """Those that are followed, by family."""
         self._followed_s = -math.inf
         self._clock, self._membership = local.clock, local.routing.membership
         self._counts = local.accounting.zone_total
@@ -62,10 +63,10 @@ class ZoneRequests:
 
     def follow(self, offers: Iterable[RequestOffer]) -> None:
         """Follow the offers of the plan that is in force."""
-        self._offers, self._followed_s = {}, self._clock.monotonic_s()
+        self.offers, self._followed_s = {}, self._clock.monotonic_s()
         for offer in offers:
             if offer.zone in self._channels:
-                self._offers.setdefault(offer.family, []).append(offer)
+                self.offers.setdefault(offer.family, []).append(offer)
                 self._there[offer.family, offer.zone]  # from now on it is there
 
     async def init(self) -> None:
@@ -74,7 +75,7 @@ class ZoneRequests:
     async def run(self) -> None:
         """Measure the round trip to each zone that offers anything, until cancelled."""
         while True:
-            zones = {offer.zone for of in self._offers.values() for offer in of}
+            zones = {offer.zone for of in self.offers.values() for offer in of}
             await asyncio.gather(*(self._probe(zone) for zone in zones))
             await self._clock.sleep(LOOK_S)
 
@@ -101,32 +102,32 @@ class ZoneRequests:
 
     async def answer(self, request: Request) -> tuple[bytes, bytes, str, str] | None:
         """Answer of another zone: what it sent, parameters to append, its variant, its name; None: serve it here."""
-        offers, ticket = self._offers.get(request.family), request.ticket
+        offers, ticket = self.offers.get(request.family), request.ticket
         if not offers or request.idle_slice is not None or request.parameters.forwarded or ticket.sequence_id:
             return None
         began_s = self._clock.monotonic_s()
         if ticket.tenant == PROBE_TENANT or began_s - self._followed_s > FOLLOWED_S:
             return None
-        left_ms = ticket.slo_ms - (began_s - ticket.arrived_s) * 1e3 if ticket.slo_ms else 0.0
+        limit_ms = ticket.slo_ms - (began_s - ticket.arrived_s) * 1e3 if ticket.slo_ms else 0.0
+        if ticket.deadline_s is not None:
+            limit_ms = min(limit_ms, (ticket.deadline_s - began_s) * 1e3 / 2)  # the other half is for this zone
         workers = len(self._membership.sharers)
-        asked = Terms(ticket.items, ticket.bytes, left_ms)
-        offer = choose(offers, self._sights, self._there, asked, self._transfer_j_per_mb, began_s, workers)
+        terms = Terms(ticket.items, ticket.bytes, limit_ms)
+        offer = choose(offers, self._sights, self._there, terms, self._transfer_j_per_mb, began_s, workers)
         if offer is None:
             return None
-        limit_s = left_ms / 1e3
-        if ticket.deadline_s is not None:
-            limit_s = min(limit_s, (ticket.deadline_s - began_s) / 2)  # the other half is for this zone
-        there, data = self._there[request.family, offer.zone], self._marked(request, offer, left_ms)
+        there, data = self._there[request.family, offer.zone], self._marked(request, offer, limit_ms)
         there.sent(ticket.items)
         took_ms, outcome, found = math.nan, "returned", None
         try:
-            answer = await self._call(offer.zone, "ModelInfer", data, limit_s, request.trace)
+            answer = await self._call(offer.zone, "ModelInfer", data, limit_ms / 1e3, request.trace)
             took_ms, found = (self._clock.monotonic_s() - began_s) * 1e3, self._read(request, offer.zone, data, answer)
             outcome, there.answer_bytes = "answered", len(answer)
         except grpc.aio.AioRpcError as error:
-            if error.code() in LOST:
-                took_ms = math.inf
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._lose(offer.zone, error)
+            elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                took_ms = LATE * limit_ms  # above this request's objective, not above one that leaves more time
             elif error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # this zone will say that, too
                 self._hold(offer, f"{error.code().name} {error.details()}")
         except (DecodeError, ValueError) as error:
@@ -141,9 +142,9 @@ class ZoneRequests:
             self._counts[request.family, offer.zone, outcome] += 1
         return found
 
-    def _marked(self, request: Request, offer: RequestOffer, left_ms: float) -> bytes:
+    def _marked(self, request: Request, offer: RequestOffer, limit_ms: float) -> bytes:
         """Bytes of a request for another zone: what was asked of this dispatcher, what the family has here, a mark."""
-        asked, slo_ms = request.parameters, left_ms - self._sights[offer.zone].round_trip_ms
+        asked, slo_ms = request.parameters, limit_ms - self._sights[offer.zone].round_trip_ms
         floor = max(asked.min_accuracy, offer.min_accuracy)
         return JOIN(
             (

@@ -82,7 +82,7 @@ class FamilyThere:
         self.items, self.in_flight = self.items - items, self.in_flight + 1
 
     def ended(self, took_ms: float, now_s: float) -> None:
-        """A request has come back after a time; infinite: too late, NaN: that says nothing of the zone."""
+        """A request has come back after a time; NaN: it has no answer, and that says nothing of the family there."""
         self.in_flight -= 1
         if not math.isnan(took_ms):
             self.answers.append((now_s, took_ms))
