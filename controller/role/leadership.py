@@ -110,9 +110,9 @@ class Leadership:
             await self._stand_by()
             return
         try:
+            self._keep_epoch(lease.epoch)  # first, so that whoever starts anew takes another
             if await self._files.overtaken(lease.epoch):
                 raise errors.RoleFree("another controller has left what this one has not read", remedy=ANEW)
-            self._keep_epoch(lease.epoch)
             self._files.lead(lease.epoch)
         except errors.TrefoilError:
             await self._state.release(lease)

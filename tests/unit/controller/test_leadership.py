@@ -6,6 +6,7 @@ import pytest
 
 from controller.__main__ import ControlComponent
 from controller.role.disk_store import DiskStore
+from controller.role.kept_files import KeptFiles
 from controller.role.leadership import NO_KEYS, Leadership
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
@@ -162,6 +163,20 @@ async def test_no_acknowledgement_takes_the_role_from_who_leads(host):
     await alone._state.put_unfenced(alone._state.keys.ack("d", 0), TableAck("d", 0, Revision(7, 1)))
     await host.passes(4.0, alone)
     assert alone.epoch == 1
+
+
+async def test_an_epoch_that_was_given_back_at_once_is_taken_by_nobody_again(host, monkeypatch):
+    async def overtaken(_files, _epoch):
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptFiles, "overtaken", overtaken)
+        with pytest.raises(RoleFree):
+            await host.controller("a")._step()
+    host.server.flush()
+    again = host.controller("a")
+    await again._step()
+    assert again.epoch == 2
 
 
 @pytest.mark.parametrize("ttl_ms", [0, 61_000])
