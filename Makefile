@@ -170,7 +170,7 @@ e2e-llm: setup .venv-engines/.ready  ## vLLM, Transformers' server and llama.cpp
 e2e-jobs: setup  ## 100,000 items of a job beside 30 requests/s on real Tritons: p95 with and without, then kills, Redis emptied, a full disk (half an hour; the disk as root; ARGS='--items 4000 --rounds 1')
 	$(BIN)/python -m benchmarks.jobs_served $(ARGS)
 
-e2e-jobs-zones: setup  ## a job over two zones in network namespaces, with mutual TLS, while their link is cut and healed (ten minutes; as root; ITEMS=4000)
+e2e-jobs-zones: setup  ## requests and a job over two zones in network namespaces, with mutual TLS, while their link is cut and healed (five minutes; as root; ITEMS=4000)
 	$(BIN)/python -m benchmarks.jobs_zones
 
 e2e-assess: setup  ## an hour of load on two Tritons under a real Prometheus: what `trefoil assess` tells beside what is counted, and then served under exact (two hours; needs prometheus; ARGS='--minutes 3')

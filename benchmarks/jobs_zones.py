@@ -1,10 +1,11 @@
-"""A job over two zones, while the link between them is cut: `make e2e-jobs-zones`. As root, on Linux.
+"""Requests and a job over two zones, while the link between them is cut: `make e2e-jobs-zones`. As root, on Linux.
 
 Two network namespaces are two zones, each a whole Trefoil: Redis, carbon feed, controller, dispatcher, power agent, a
 simulated GPU and real Tritons. Each zone has its own certificate authority; home gets a client certificate, a read
 token and a tenant's token of the far zone. Power is cleaner there, so the planner sends items there. The link is cut
 for longer than a peer may be silent, then healed. Each item's answer is compared with onnxruntime's own for the variant
-that gave it. Prints what was seen; exit code 1 where an item is missing, twice or wrong.
+that gave it. Before that, home's requests go to the far zone, where they emit less, while the link is cut for some
+seconds. Prints what was seen; exit code 1 where an item is missing, twice or wrong, or a request failed or is wrong.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
 
 from benchmarks.hosts import CLOCK, MODELS, OBJECTIVE, PORT_BASE, ROOT, UID_BASE, UIDS, Broken, need, poll_until
 from benchmarks.hosts_machines import OUTSIDE, Authority, Host, Machines, play_in_a_namespace, run, write_settings
@@ -37,8 +40,11 @@ HOME, FAR = "HOME", "FAR"
 INTENSITY: Final = {HOME: 400.0, FAR: 50.0}
 ITEMS: Final = int(os.environ.get("ITEMS", "12000"))
 CUT_S: Final = LOST_S + 15.0
+REQUESTS_CUT_S: Final = 8.0
+CLIENTS: Final = 4
 PATIENCE_S: Final = 600.0  # of one event: two cores that others use, too
 DEMAND: Final = {"digits": {"rate_per_s": 20.0}}
+Say = Callable[[str], None]
 
 
 class Site:
@@ -93,10 +99,10 @@ class Site:
             carbon={"zone": self.zone}, causes=[], demand_fixed=DEMAND, objectives=[OBJECTIVE],
             read_token_file=host.folder / "read_token", other_zones=controllers,
         )  # fmt: skip
-        tenant = {"name": "home", "roles": ["jobs"], "token_sha256": _sha256(self.jobs_token)}
+        tenant = {"name": "home", "roles": ["jobs", "infer"], "token_sha256": _sha256(self.jobs_token)}
         operator = {"name": "operator", "roles": ["admin", "infer"], "token_sha256": _sha256(self.read_token)}
         self._service(
-            "dispatcher", DISPATCHER, inference_address=f"127.0.0.1:{FRONT}", other_zones=dispatchers,
+            "dispatcher", DISPATCHER, inference_address=f"{host.address}:{FRONT}", other_zones=dispatchers,
             tenants_file=write_settings(host, "tenants", {"tenant": [tenant, operator]}), node_stale_s=60.0,
         )  # fmt: skip
 
@@ -115,6 +121,12 @@ class Site:
         """The operator's client of the dispatcher."""
         tls = Tls(self.desk / "tls.crt", self.desk / "tls.key", self.authority.certificate, serves=False)
         return Jobs.connect(f"{self.host.address}:{DISPATCHER}", token=self.token, tls=tls)
+
+    def front(self) -> triton.InferenceServerClient:
+        """The operator's client of the inference port."""
+        return triton.InferenceServerClient(
+            f"{self.host.address}:{FRONT}", ssl=True, root_certificates=str(self.authority.certificate)
+        )
 
     def check_alive(self) -> None:
         """Raise Broken if a service has ended."""
@@ -186,9 +198,85 @@ async def far_serves(far: Site) -> None:
         jobs.close()
 
 
-def check_results(folder: Path, jobs: Jobs) -> tuple[Counter[str], int]:
+class Requests:
+    """Requests of home's clients: zones of their answers, how many failed and how many are wrong."""
+
+    def __init__(self, home: Site, answers: dict[str, np.ndarray]) -> None:
+        self._client, self._headers = home.front(), {"authorization": f"Bearer {home.read_token}"}
+        self._answers, self._images = answers, heldout()[0]
+        self.zones: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self.wrong = 0
+
+    async def ask(self, number: int) -> str:
+        """Zone of an answer; empty: it failed."""
+        at = number % len(self._images)
+        image = triton.InferInput("IMAGE", [1, 8, 8], "UINT8")
+        image.set_data_from_numpy(self._images[at : at + 1])
+        try:
+            answer = await self._client.infer("digits", [image], headers=self._headers)
+        except InferenceServerException as error:
+            self.failed.append(str(error))
+            return ""
+        told = answer.get_response().parameters
+        expected_values = self._answers[told["trefoil_variant"].string_param][at]
+        self.wrong += not np.allclose(answer.as_numpy("PROBABILITIES")[0], expected_values, atol=1e-5)
+        zone = told["trefoil_zone"].string_param if "trefoil_zone" in told else HOME
+        self.zones[zone] += 1
+        return zone
+
+    async def until_far(self, sites: list[Site]) -> None:
+        """Ask until the far zone answers; what failed by then is forgotten."""
+
+        async def far() -> bool:
+            return await self.ask(0) == FAR
+
+        def look() -> None:
+            for site in sites:
+                site.check_alive()
+
+        await poll_until("the far zone answers a request", far, PATIENCE_S, 0.5, look=look)
+        self.failed.clear()
+        self.zones.clear()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+
+async def requests_over_a_cut_link(home: Site, far: Site, answers: dict[str, np.ndarray], say: Say) -> None:
+    """Requests while the link is cut and healed. Raises Broken: one failed or is wrong, or one zone answered none."""
+    requests, sites = Requests(home, answers), [home, far]
+    try:
+        await requests.until_far(sites)
+        say("the far zone answers home's requests")
+        ends_s = CLOCK.monotonic_s() + 3 * REQUESTS_CUT_S
+
+        async def client(number: int) -> None:
+            while CLOCK.monotonic_s() < ends_s:
+                number += CLIENTS
+                await requests.ask(number)
+
+        clients = [asyncio.create_task(client(number)) for number in range(CLIENTS)]
+        await CLOCK.sleep(REQUESTS_CUT_S)
+        set_link(far.host, "down")
+        await CLOCK.sleep(REQUESTS_CUT_S)
+        set_link(far.host, "up")
+        await asyncio.gather(*clients)
+        say(
+            f"the link was cut for {REQUESTS_CUT_S:g} s: {dict(requests.zones)} answered, {len(requests.failed)} failed"
+        )
+        need(not requests.failed, f"{len(requests.failed)} requests failed, e.g. {requests.failed[:1]}")
+        need(not requests.wrong, f"{requests.wrong} answers are wrong")
+        need(bool(requests.zones[FAR] and requests.zones[HOME]), f"only one zone answered: {dict(requests.zones)}")
+        await requests.until_far(sites)
+        say("the link is healed: the far zone answers again")
+    finally:
+        await requests.close()
+
+
+def check_results(answers: dict[str, np.ndarray], jobs: Jobs) -> tuple[Counter[str], int]:
     """Items by zone, and how many answers are wrong. Raises Broken: one is missing, twice or an error."""
-    answers = dict(zip(VERSIONS, expected(folder).values(), strict=True))
     results = list(jobs.results("corpus"))
     times = Counter(one.item for one in results)
     need(len(times) == ITEMS, f"{ITEMS - len(times)} items have no result")
@@ -226,11 +314,19 @@ async def play(folder: Path) -> bool:
 
     try:
         home, far = [Site(machines, await machines.add(name), folder) for name in INTENSITY]
-        asks = far.invite(home.host, CONTROLLER, far.read_token), far.invite(home.host, DISPATCHER, far.jobs_token)
+        asks = (
+            {**far.invite(home.host, CONTROLLER, far.read_token), "families": ["digits"]},
+            {
+                **far.invite(home.host, DISPATCHER, far.jobs_token),
+                "inference_address": f"{far.host.address}:{FRONT}",
+            },
+        )
+        answers = dict(zip(VERSIONS, expected(folder).values(), strict=True))
         far.start([], [])
         home.start([asks[0]], [asks[1]])
         await far_serves(far)
         say("the far zone serves")
+        await requests_over_a_cut_link(home, far, answers, say)
         jobs = home.jobs()
         await submitted(home, jobs)
         say(f"a job of {ITEMS} items is submitted at home")
@@ -251,7 +347,7 @@ async def play(folder: Path) -> bool:
         status = await job_until(sites, jobs, "the job ends", lambda one: one.ended)
         say(f"{status.state}: {shares(status)}; {status.joules:.1f} J, {status.grams:.4f} g")
         need((status.state, status.answered) == ("done", ITEMS), f"{status.state}: {status.why}")
-        by_zone, wrong = await asyncio.to_thread(check_results, folder, jobs)
+        by_zone, wrong = await asyncio.to_thread(check_results, answers, jobs)
         need(not wrong, f"{wrong} answers are wrong")
         need(bool(by_zone[FAR] and by_zone[HOME]), f"only one zone answered: {dict(by_zone)}")
         say(f"every item once and right: {dict(by_zone)}")
