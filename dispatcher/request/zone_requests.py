@@ -1,14 +1,15 @@
 """Requests that another zone answers, because it emits less there (core/zone_choice.py).
 
-A request goes once: it is marked, and the dispatcher there forwards it no further. It is booked there, to the tenant
-that this zone is there; here it counts as arrived, so that there is capacity for it. What comes back without an answer,
-or not in time, is served here: inference has no side effects, so a request may be executed twice.
+A request goes once from a worker: it is marked, and the dispatcher there forwards it no further. It is booked there, to
+the tenant that this zone is there; here it counts as arrived, so that there is capacity for it. What comes back without
+an answer, or not in time, is served here: inference has no side effects, so a request may be executed twice.
 """
 
 import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -16,8 +17,8 @@ import structlog
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.request.admission import Request
-from dispatcher.request.core.zone_choice import HELD_S, FamilyThere, Terms, ZoneSight, choose, moved
+from dispatcher.request.admission import DEADLINE_MAX_S, Request
+from dispatcher.request.core.zone_choice import HELD_S, FamilyThere, Terms, ZoneSight, check_receipt, choose, moved
 from dispatcher.routing.core.receipts import CARBON, ENERGY
 from dispatcher.routing.request_parameters import FORWARDED, MIN_ACCURACY, RECEIPT, SLO_MS
 from dispatcher.routing.slices import SERVICE
@@ -25,6 +26,7 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.grpc_framing import JOIN
 from trefoil.core.demand import PROBE_TENANT
+from trefoil.core.errors import InvalidInput
 from trefoil.core.jobs.planned import RequestOffer
 from trefoil.core.units import MG_PER_G
 from trefoil.runtime.security.zone_channel import ZoneChannel
@@ -35,6 +37,12 @@ PROBE_S: Final = 2.0
 FOLLOWED_S: Final = 30.0  # then offers are forgotten: the plan is read every two seconds
 ZONE, MOVED_J, MOVED_G = "trefoil_zone", "trefoil_moved_j", "trefoil_moved_g"
 LATE: Final = 2.0
+STATUS: Final = grpc.StatusCode
+REFUSED: Final = (
+    STATUS.UNAUTHENTICATED, STATUS.PERMISSION_DENIED, STATUS.RESOURCE_EXHAUSTED, STATUS.UNIMPLEMENTED,
+    STATUS.NOT_FOUND, STATUS.FAILED_PRECONDITION,
+)  # fmt: skip
+"""Statuses by which a zone refuses a family's requests, whatever each asks for."""
 
 
 class ZoneRequests:
@@ -109,13 +117,15 @@ class ZoneRequests:
         if ticket.tenant == PROBE_TENANT or began_s - self._followed_s > FOLLOWED_S:
             return None
         limit_ms = ticket.slo_ms - (began_s - ticket.arrived_s) * 1e3 if ticket.slo_ms else 0.0
+        limit_ms = min(limit_ms, DEADLINE_MAX_S * 1e3)
         if ticket.deadline_s is not None:
             limit_ms = min(limit_ms, (ticket.deadline_s - began_s) * 1e3 / 2)  # the other half is for this zone
         workers = len(self._membership.sharers)
-        terms = Terms(ticket.items, ticket.bytes, limit_ms)
+        terms = Terms(ticket.items, ticket.bytes, limit_ms, ticket.min_accuracy)
         offer = choose(offers, self._sights, self._there, terms, self._transfer_j_per_mb, began_s, workers)
         if offer is None:
             return None
+        request.parameters = replace(request.parameters, forwarded=True)
         there, data = self._there[request.family, offer.zone], self._marked(request, offer, limit_ms)
         there.sent(ticket.items)
         took_ms, outcome, found = math.nan, "returned", None
@@ -124,13 +134,16 @@ class ZoneRequests:
             took_ms, found = (self._clock.monotonic_s() - began_s) * 1e3, self._read(request, offer.zone, data, answer)
             outcome, there.answer_bytes = "answered", len(answer)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
+            code = error.code()
+            if code is STATUS.UNAVAILABLE:
                 self._lose(offer.zone, error)
-            elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            elif code is STATUS.DEADLINE_EXCEEDED:
                 took_ms = LATE * limit_ms  # above this request's objective, not above one that leaves more time
-            elif error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # this zone will say that, too
-                self._hold(offer, f"{error.code().name} {error.details()}")
-        except (DecodeError, ValueError) as error:
+            elif code in REFUSED or (code is STATUS.INVALID_ARGUMENT and not there.answers):  # older: it has no mark
+                self._hold(offer, f"{code.name} {error.details()}")
+            elif code is not STATUS.INVALID_ARGUMENT:  # this zone will say that, too
+                took_ms = math.inf  # one of many: it may be this request alone that fails there
+        except (DecodeError, ValueError, InvalidInput) as error:
             self._hold(offer, f"its answer cannot be used: {error}")
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -144,26 +157,26 @@ class ZoneRequests:
 
     def _marked(self, request: Request, offer: RequestOffer, limit_ms: float) -> bytes:
         """Bytes of a request for another zone: what was asked of this dispatcher, what the family has here, a mark."""
-        asked, slo_ms = request.parameters, limit_ms - self._sights[offer.zone].round_trip_ms
-        floor = max(asked.min_accuracy, offer.min_accuracy)
+        slo_ms = limit_ms - self._sights[offer.zone].round_trip_ms
         return JOIN(
             (
                 *request.payload,
                 kserve_wire.bool_parameter(FORWARDED, True),
                 kserve_wire.double_parameter(SLO_MS, slo_ms),
-                kserve_wire.double_parameter(MIN_ACCURACY, floor),
-                kserve_wire.bool_parameter(RECEIPT, asked.receipt),
+                kserve_wire.double_parameter(MIN_ACCURACY, offer.min_accuracy),
+                kserve_wire.bool_parameter(RECEIPT, request.parameters.receipt),
             )
         )
 
     def _read(self, request: Request, zone: str, sent: bytes, answer: bytes) -> tuple[bytes, bytes, str, str]:
-        """Raises DecodeError, ValueError: it is no answer."""
+        """Raises DecodeError, ValueError, InvalidInput: it is no answer, or its receipt cannot be."""
         message = pb.ModelInferResponse.FromString(answer)
         if not message.outputs or len(message.outputs) != len(message.raw_output_contents):
             raise ValueError("it has no outputs")
         told, suffix = message.parameters, kserve_wire.string_parameter(ZONE, zone)
         if request.parameters.receipt:
             joules, mg = (told[name].double_param if name in told else 0.0 for name in (ENERGY, CARBON))
+            check_receipt(joules, mg / MG_PER_G, "correct that zone")
             size = len(sent) + len(answer)
             for name, value in zip(
                 (MOVED_J, MOVED_G), moved(size, self._transfer_j_per_mb, joules, mg / MG_PER_G), strict=True

@@ -6,11 +6,14 @@ The offers are put into Redis as the controller of the home zone writes them.
 import asyncio
 import dataclasses
 import hashlib
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from dispatcher.request import zone_requests
 from dispatcher.request.core import zone_choice
@@ -180,3 +183,34 @@ async def test_a_slow_or_refusing_zone_is_left_alone(two, monkeypatch):
     )
     assert (await two.ask(3))[0] == ""
     assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 3
+
+
+async def test_what_one_client_asks_for_keeps_no_other_requests_home(two):
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    await two.settled(40)
+    sight, there = two.zones._sights["FAR"], two.zones._there["digits", "FAR"]
+    assert (await two.ask(1, trefoil_slo_ms=1e15))[0] == "FAR", "gRPC would take so long a time for one that is over"
+    two.far.system.slice.latency_s = 1.0
+    await two.home.system.infer(1, timeout=800_000)
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 1, "half of its deadline is over"
+    two.far.system.slice.latency_s = 0.0
+    two.far.system.slice.error = grpc.StatusCode.INTERNAL, "cannot do that"
+    assert (await two.ask(2))[0] == ""
+    two.far.system.slice.error = None
+    with pytest.raises(InferenceServerException, match="accurately"):
+        await two.ask(3, trefoil_min_accuracy=1.0)
+    assert math.isfinite(sight.round_trip_ms)
+    assert there.held_until_s == -math.inf
+    assert (await two.ask(4))[0] == "FAR"
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 2
+
+
+async def test_an_impossible_receipt_of_a_zone_reaches_no_client(two):
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    receipts = two.far.system.local.accounting.receipts
+    receipts._rates = {name: dataclasses.replace(rate, item_j=1e11) for name, rate in receipts._rates.items()}
+    name, told = await two.ask(1)
+    assert (name, told["trefoil_energy_j_estimate"].double_param) == ("", 2.0)
+    assert two.zones._there["digits", "FAR"].held_until_s > 0

@@ -17,10 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from dispatcher.request.core.zone_choice import check_receipt
 from trefoil.core.errors import InvalidInput
-from trefoil.core.outside.plausible import RECEIPT_MAX_J
-from trefoil.core.outside.ranges import range_of
-from trefoil.core.units import grams
 
 FREE, HERE, AWAY, ENDED = range(4)
 NAME_CHARS: Final = 40
@@ -176,9 +174,4 @@ def check_answer(parcel: Parcel, index: int, joules: float, carbon_g: float) -> 
     if not 0 <= index < parcel.count:
         why = f"the parcel has {parcel.count} items"
         raise InvalidInput(why, field="results.item", value=index, remedy=PEER)
-    if not 0.0 <= joules <= RECEIPT_MAX_J:
-        raise InvalidInput(f"is not in 0..{RECEIPT_MAX_J:g} J", field="receipt.energy_j", value=joules, remedy=PEER)
-    most_g = grams(joules, range_of("p50_g_per_kwh").high, range_of("pue").high)
-    if not abs(carbon_g) <= most_g:  # NaN is not
-        why = f"{joules:g} J emit at most {most_g:g} g"
-        raise InvalidInput(why, field="receipt.carbon_g", value=carbon_g, remedy=PEER)
+    check_receipt(joules, carbon_g, PEER)

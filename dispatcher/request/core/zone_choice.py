@@ -3,9 +3,10 @@
 Source: ours. Data: offers of the controller's plan; round trips and answers as they are seen from here.
 Decision: the zone that saves the most grams, or none.
 Formulation: saved = items * saved_g - megabytes moved * transfer_j_per_mb at carbon and PUE of the zone, above 0. In
-    time: the objective less the round trip's p95 is at least the latency that is offered, and the p95 of a family's
-    answers from there over SEEN_S meets the objective. Until ANSWERS_MIN answers are known one request is there at a
-    time. At most the offered items per second, shared by the workers. What a zone refuses it is not asked for HELD_S.
+    time: what is left of the objective, or of half of the time to the deadline, less the round trip's p95 is at least
+    the latency that is offered, and the p95 of a family's answers from there over SEEN_S is within it. Until
+    ANSWERS_MIN answers are known one request is there at a time. At most the offered items per second, shared by the
+    workers. A request's floor is at most the accuracy that is offered. What a zone refuses it is not asked for HELD_S.
 Deviations: none.
 """
 
@@ -15,7 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from trefoil.core.errors import InvalidInput
 from trefoil.core.jobs.planned import RequestOffer
+from trefoil.core.outside.plausible import RECEIPT_MAX_J
+from trefoil.core.outside.ranges import range_of
 from trefoil.core.units import grams
 
 QUANTILE: Final = 0.95
@@ -64,7 +68,7 @@ class FamilyThere:
     answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ANSWERS_MAX))
     """When each came, and its latency [ms]."""
 
-    def may_go(self, offer: RequestOffer, items: int, slo_ms: float, now_s: float, workers: int) -> bool:
+    def may_go(self, offer: RequestOffer, items: int, limit_ms: float, now_s: float, workers: int) -> bool:
         """Whether a request of so many items may go now."""
         per_s = offer.rate_per_s / workers
         self.items = min(max(per_s * BURST_S, 1.0), self.items + per_s * min(BURST_S, now_s - self.filled_s))
@@ -73,7 +77,7 @@ class FamilyThere:
             return False
         while self.answers and now_s - self.answers[0][0] > SEEN_S:
             self.answers.popleft()
-        if self.answers and quantile(took_ms for _, took_ms in self.answers) > slo_ms:
+        if self.answers and quantile(took_ms for _, took_ms in self.answers) > limit_ms:
             return False
         return len(self.answers) >= ANSWERS_MIN or self.in_flight == 0
 
@@ -82,7 +86,7 @@ class FamilyThere:
         self.items, self.in_flight = self.items - items, self.in_flight + 1
 
     def ended(self, took_ms: float, now_s: float) -> None:
-        """A request has come back after a time; NaN: it has no answer, and that says nothing of the family there."""
+        """A request has come back after a time; infinite: it failed; NaN: that says nothing of the family there."""
         self.in_flight -= 1
         if not math.isnan(took_ms):
             self.answers.append((now_s, took_ms))
@@ -90,11 +94,12 @@ class FamilyThere:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a choice needs of a request. `slo_ms` 0: it has no objective."""
+    """What a choice needs of a request. `limit_ms`: that it may take there; 0: it has no objective."""
 
     items: int
     size: int
-    slo_ms: float
+    limit_ms: float
+    min_accuracy: float = 0.0
 
 
 def saved_g(offer: RequestOffer, items: int, size: float, transfer_j_per_mb: float) -> float:
@@ -115,12 +120,28 @@ def choose(
     found: list[tuple[float, RequestOffer]] = []
     for offer in offers:
         sight, family = sights.get(offer.zone), there.get((offer.family, offer.zone))
-        if sight is None or family is None or asked.slo_ms - sight.round_trip_ms < offer.latency_ms:
+        if sight is None or family is None or asked.limit_ms - sight.round_trip_ms < offer.latency_ms:
+            continue
+        if asked.min_accuracy > offer.min_accuracy:
             continue
         saved = saved_g(offer, asked.items, asked.size + family.answer_bytes, transfer_j_per_mb)
-        if saved > 0 and family.may_go(offer, asked.items, asked.slo_ms, now_s, workers):
+        if saved > 0 and family.may_go(offer, asked.items, asked.limit_ms, now_s, workers):
             found.append((saved, offer))
     return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def check_receipt(joules: float, carbon_g: float, remedy: str) -> None:
+    """Check the receipt of another zone's answer.
+
+    Raises:
+        InvalidInput: naming the field.
+    """
+    if not 0.0 <= joules <= RECEIPT_MAX_J:
+        raise InvalidInput(f"is not in 0..{RECEIPT_MAX_J:g} J", field="receipt.energy_j", value=joules, remedy=remedy)
+    most_g = grams(joules, range_of("p50_g_per_kwh").high, range_of("pue").high)
+    if not abs(carbon_g) <= most_g:  # NaN is not
+        why = f"{joules:g} J emit at most {most_g:g} g"
+        raise InvalidInput(why, field="receipt.carbon_g", value=carbon_g, remedy=remedy)
 
 
 def moved(size: float, transfer_j_per_mb: float, joules: float, carbon_g: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from dispatcher.request.core.zone_choice import (
 from trefoil.core.jobs.planned import RequestOffer
 
 OFFER = RequestOffer("digits", "FAR", 0.01, 100.0, 1.2, 100.0, 20.0, 0.5)
-ASKED = Terms(items=1, size=1000, slo_ms=100.0)
+ASKED = Terms(items=1, size=1000, limit_ms=100.0)
 
 
 def sight(*round_trips_ms: float) -> ZoneSight:
@@ -70,6 +70,11 @@ def test_what_moving_costs_is_taken_off_for_the_request_and_its_answer():
 def test_the_objective_less_the_round_trip_is_at_least_what_an_item_takes_there(slo_ms, round_trip_ms, zone):
     seen = {"FAR": sight(*(5.0,) * 3, *(round_trip_ms,) * 3)}
     assert chosen(asked=Terms(1, 1000, slo_ms), seen=seen, family=there(took_ms=1.0)) == zone
+
+
+@pytest.mark.parametrize(("floor", "zone"), [(0.5, "FAR"), (0.51, "")])
+def test_a_request_whose_floor_is_above_what_is_offered_stays(floor, zone):
+    assert chosen(asked=Terms(1, 1000, 100.0, floor)) == zone
 
 
 def test_a_zone_that_is_not_measured_or_lost_is_not_asked():
