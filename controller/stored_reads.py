@@ -13,6 +13,7 @@ from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading
 from trefoil.core.demand import TableAck
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.jobs.planned import PlannedJobs
+from trefoil.core.outside.plausible import hour_starts_s
 from trefoil.core.plan import DecisionRecord
 from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec
@@ -21,7 +22,6 @@ from trefoil.runtime.state import State
 
 PAGE: Final = 100
 FORECAST_BANDS: Final = 96
-HOUR: Final = "%Y%m%d%H"  # of the keys of totals
 
 
 class StoredReads:
@@ -85,7 +85,7 @@ class StoredReads:
         prefix, found = self._state.keys.totals_prefix(), []
         for key in await self._state.names(prefix):
             family, _, hour = key.removeprefix(prefix).rpartition(":")
-            starts_s = _hour_starts_s(hour)
+            starts_s = hour_starts_s(hour)
             if starts_s is not None and starts_s + HOUR_S > since_s and starts_s < until_s:
                 found.append((family, starts_s, await self._state.totals(key)))
         response = pb.GetReportResponse(
@@ -120,13 +120,6 @@ def _ahead(forecast: CarbonForecast, now_s: float) -> CarbonForecast:
     """The intervals of a forecast that have not ended, the next FORECAST_BANDS of them."""
     bands = tuple(band for band in forecast.bands if band.ends_at_s > now_s)
     return replace(forecast, bands=bands[:FORECAST_BANDS])
-
-
-def _hour_starts_s(hour: str) -> float | None:
-    try:
-        return datetime.strptime(hour, HOUR).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
 
 
 def _text(at_s: float) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from controller.accounting.core.bookings import bookings, embodied_bookings
-from controller.accounting.core.budgets import DAY_HOURS_MAX, HOUR, HourSpend, hour_spend
+from controller.accounting.core.budgets import DAY_HOURS_MAX, HourSpend, hour_spend
 from controller.accounting.core.modelled_base import ModelledBase, model_base
 from controller.accounting.core.receipts import (
     JoinedSample,
@@ -39,7 +39,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import DeviceType
 from trefoil.core.objective import Objective
-from trefoil.core.outside.plausible import power_fault
+from trefoil.core.outside.plausible import HOUR, hour_starts_s, power_fault
 from trefoil.core.outside.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
@@ -323,7 +323,7 @@ class Accountant:
         found: dict[str, dict[str, dict[str, float]]] = {}
         for name in await self._state.names(prefix):
             family, _, hour = name.removeprefix(prefix).rpartition(":")
-            if hour >= since and not (until and hour >= until):
+            if hour >= since and not (until and hour >= until) and hour_starts_s(hour) is not None:
                 found.setdefault(hour, {})[family] = await self._state.totals(name)
         return found
 

@@ -10,7 +10,7 @@ from controller.explore.core.exploration_state import ExplorationTotals
 from controller.role.by_command import BY_COMMAND, FLEET, TENANT_BUDGETS, ByCommand, KeptBudgets
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
-from trefoil.core.outside.plausible import EPOCH_MAX, is_sum
+from trefoil.core.outside.plausible import EPOCH_MAX, hour_starts_s, is_sum
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime.state_files import as_epoch
 
@@ -93,6 +93,7 @@ class KeptBooks:
     def __post_init__(self) -> None:
         sums = (one for hour in self.hours.values() for family in hour.values() for one in family.items())
         _require("hours", "a sum", all(is_sum(name, number) for name, number in sums))
+        _require_hours(self.hours)
         _require("told", "an end", all(math.isfinite(end_s) for _, end_s in self.told.values()))
 
 
@@ -105,7 +106,7 @@ class KeptSpend:
     def __post_init__(self) -> None:
         costs = (one for hour in self.hours.values() for tenants in hour.values() for one in tenants.values())
         _require("hours", "a cost", all(math.isfinite(number) for one in costs for number in one))
-        _require("hours", list(self.hours), all(len(hour) == 10 and hour.isdecimal() for hour in self.hours))
+        _require_hours(self.hours)
 
 
 SHAPES: Final[Mapping[str, Any]] = {
@@ -127,6 +128,10 @@ SHAPES: Final[Mapping[str, Any]] = {
     TOTALS: ExplorationTotals,
     "planner_memory": KeptMemory,
 }
+
+
+def _require_hours(hours: Mapping[str, object]) -> None:
+    _require("hours", list(hours), all(hour_starts_s(hour) is not None for hour in hours))
 
 
 def _require(name: str, value: object, holds: bool) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from controller.accounting.core.budgets import (
     BACK,
     BEGINS,
-    HOUR,
     day_of,
     free_at_s,
     hour_spend,
@@ -22,6 +21,7 @@ from dispatcher.service.core.tenant_rungs import BudgetLadder
 from tests.property.test_report_sums import FAMILIES, report_of
 from trefoil.cli.operate.report_document import report_document
 from trefoil.core.objective import Budget, BudgetRung, TenantRung, TenantRungs, zone_of
+from trefoil.core.outside.plausible import HOUR
 from trefoil.core.units import DAY_S, HOUR_S
 
 NAMES = ("", "a", "b", "c:d")

@@ -12,13 +12,14 @@ Deviations: none.
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, date, datetime, tzinfo
+from datetime import date, datetime, tzinfo
 from typing import Final
 
 from trefoil.core.accounting import tenant_shares
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import InvalidInput, StaleRevision, one_of
 from trefoil.core.objective import Budget, BudgetKey, BudgetRung, whose_budget, zone_of
+from trefoil.core.outside.plausible import hour_starts_s
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.units import HOUR_S
 
@@ -32,7 +33,6 @@ BACK: Final = 0.05
 DAY_HOURS_MAX: Final = 26  # of the longest day, with the hour under way
 BUDGETS_MAX: Final = 1000
 TENANT: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-HOUR: Final = "%Y%m%d%H"
 
 Costs = tuple[float, float]
 """Joules and grams."""
@@ -75,7 +75,8 @@ def spent(budget: Budget, hours: Mapping[str, HourSpend], now_s: float) -> Costs
     zone = zone_of(budget.time_zone)
     today, joules, co2, metered = day_of(now_s, zone), 0.0, 0.0, False
     for hour, families in hours.items():
-        if _day_of(datetime.strptime(hour, HOUR).replace(tzinfo=UTC).timestamp(), zone) != today:
+        starts_s = hour_starts_s(hour)
+        if starts_s is None or _day_of(starts_s, zone) != today:
             continue
         for family, tenants in families.items():
             if budget.family in ("", family):

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from controller.accounting.core.budgets import spent
 from controller.role.disk_store import DiskStore
 from controller.role.kept_files import KeptFiles
 from controller.role.leadership import NO_KEYS
-from controller.role.state_shapes import KeptBooks
+from controller.role.state_shapes import KeptBooks, KeptSpend
 from tests.unit.controller.test_receipt_shell import HOUR, KEYS, World
 from tests.unit.controller.test_receipts import sample
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergySample
+from trefoil.core.errors import InvalidInput
+from trefoil.core.objective import Budget
 from trefoil.runtime.fenced import Delete, SetFields, Write
 from trefoil.runtime.state import LOADS_MAX
 
@@ -83,6 +86,18 @@ async def test_an_hour_that_begins_is_not_gone_on_with_from_a_stray(world):
     await seconds(world, 5)
     assert (await stored(world))["2026111812"] == pytest.approx(30.0)
     assert world.accountant.clock_fault() == ""
+
+
+@pytest.mark.parametrize("hour", ["20261118110", "202611181x", "2026111199", "zzz", "9999123123"])
+async def test_totals_of_no_hour_are_not_read(world, tmp_path, hour):
+    await seconds(world, 5)
+    stray = SetFields(world.state.keys.totals("digits", hour), {"joules": 1e12, "requests": 1.0})
+    await world.clock.advance(3 * 3600.0)
+    after = await started_again(world, tmp_path / "another", [stray, Delete(world.state.keys.accounted())])
+    await seconds(after, 5)
+    budget = Budget("", "digits", time_zone="Pacific/Kiritimati", grams_per_day=1.0)
+    assert spent(budget, after.accountant.spent(), after.clock.now_s())[0] == pytest.approx(60.0, abs=7.0)
+    assert after.accountant.clock_fault() == ""
 
 
 async def test_where_nothing_says_how_far_streams_are_booked_they_are_left_out_and_named(world, tmp_path):
@@ -167,3 +182,10 @@ async def test_windows_of_a_full_stream_are_booked_once(world, tmp_path):
 @pytest.mark.parametrize("grams", [-3.0, 3.0])
 def test_books_of_negative_intensities_are_read_back(grams):
     assert KeptBooks({}, {HOUR: {"digits": {"joules": 7.0, "grams": grams}}}, {})
+
+
+@pytest.mark.parametrize("kept", [lambda hours: KeptBooks({}, hours, {}), KeptSpend])
+def test_a_file_of_no_hour_is_refused(kept):
+    kept({HOUR: {}})
+    with pytest.raises(InvalidInput, match="2026111199"):
+        kept({"2026111199": {}})

@@ -6,6 +6,7 @@ worker or a device can do, so that no true value is set aside, and low enough th
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import MAXYEAR, UTC, datetime
 from functools import cache
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from trefoil.core.latency import BUCKETS, Histogram
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.plan_check import CREDITS_MAX
 
+HOUR: Final = "%Y%m%d%H"
+"""Name of an hour of the books, in UTC."""
 EPOCH_MAX: Final = 10**12
 """Highest epoch that any role can have been taken under."""
 EPOCHS_AHEAD_MAX: Final = 1_000_000
@@ -52,6 +55,15 @@ def is_sum(name: str, value: float) -> bool:
     """Whether a number can be the sum of that name in the books of an hour. Grams are negative at negative marginal
     intensities, nothing else is."""
     return (value >= 0.0 or "grams" in name) and abs(value) <= SUM_MAX
+
+
+def hour_starts_s(hour: str) -> float | None:
+    """Begin of an hour of the books [UTC s], by its name; None: that is no hour's."""
+    try:
+        starts = datetime.strptime(hour, HOUR).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return starts.timestamp() if starts.strftime(HOUR) == hour and starts.year < MAXYEAR else None
 
 
 def numbers_fault(value: Any, *, leaving: Collection[str] = ()) -> str:
