@@ -1,5 +1,6 @@
 """Channel to a service of another zone."""
 
+import asyncio
 from typing import Final
 
 import grpc
@@ -25,18 +26,25 @@ class ZoneChannel:
         rpc.split_address(peer.address)
         rpc.check_clear_text(peer.address, self._token, self._tls, insecure=own.insecure)
         self._made: tuple[grpc.aio.Channel, Loaded | None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def get(self) -> grpc.aio.Channel:
-        """Channel of now."""
+        """Channel of now. Calls on the one before may end, and delay none on this one."""
         loaded = None if self._tls is None else self._tls.now
         if self._made is None or self._made[1] is not loaded:
-            await self.close()
             made = rpc.channel(self._address, tls=self._tls, token=self._token, insecure=self._insecure)
+            self._close_soon()
             self._made = made, loaded
         return self._made[0]
 
     async def close(self) -> None:
         """Close it; calls under way may end."""
+        self._close_soon()
+        await asyncio.gather(*self._closing)
+
+    def _close_soon(self) -> None:
         made, self._made = self._made, None
         if made is not None:
-            await made[0].close(CLOSE_S)
+            task = asyncio.create_task(made[0].close(CLOSE_S))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
