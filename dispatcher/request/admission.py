@@ -17,6 +17,7 @@ from dispatcher.routing import request_parameters
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
+from dispatcher.service.core.tenant_rungs import whose
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.kserve_wire import FIELDS_MAX
@@ -104,6 +105,7 @@ class Request:
     first_token_s: float = 0.0  # when the first and the last token left
     last_token_s: float = 0.0
     forwarded: bool = False  # to another worker, which books its end
+    went_away: bool = False  # to another zone, which has not answered it
     rung: TenantRung | None = None  # of its tenant's budget
     idle_slice: SliceKey | None = None  # of a job: the slice that it may have while that is idle
     served_ms: float = 0.0
@@ -192,7 +194,8 @@ class Admission:
         self, caller: Caller, tenant: str, family: str, asked: RequestParameters
     ) -> tuple[TenantRung | None, RequestParameters]:
         """Rung of the tenant's budget, and what a request may ask for there; raises StatusError where it is refused.
-        Items of jobs, which wait before they are sent, and probes are served."""
+        Items of jobs, which wait before they are sent, and probes are served. Floors of other zones' requests do not
+        fall: those zones serve them."""
         if caller.idle_slice is not None or tenant == PROBE_TENANT:
             return None, asked
         budgets, now_s = self._local.budgets, self._clock.now_s()
@@ -203,6 +206,9 @@ class Admission:
             budgets.refused[tenant, family] += 1
             trailers = (("retry-after", str(math.ceil(budgets.wait_s(rung, now_s)))),)
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, budgets.refusal(rung, now_s), trailers)
+        if asked.forwarded and 0 < rung.least_accuracy < asked.min_accuracy:
+            why = f"{whose(rung)} is on rung {rung.rung.text}: the floor of another zone's request would not be kept"
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         if rung.least_accuracy:
             asked = replace(asked, min_accuracy=min(asked.min_accuracy, rung.least_accuracy))
         return rung, asked

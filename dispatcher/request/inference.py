@@ -559,8 +559,9 @@ class Inference:
 
 
 def budget_receipt(request: Request) -> bytes:
-    """Parameters of a receipt that tell the rung of the tenant's budget and the floor that holds; none without one."""
-    if request.rung is None:
+    """Parameters of a receipt that tell the rung of the tenant's budget and the floor that holds; none without one.
+    The budget that a zone has here is not its clients'."""
+    if request.rung is None or request.parameters.forwarded:
         return b""
     data = kserve_wire.string_parameter(BUDGET_RUNG, request.rung.rung.text)
     floor = request.parameters.min_accuracy

@@ -9,7 +9,6 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -111,7 +110,8 @@ class ZoneRequests:
     async def answer(self, request: Request) -> tuple[bytes, bytes, str, str] | None:
         """Answer of another zone: what it sent, parameters to append, its variant, its name; None: serve it here."""
         offers, ticket = self.offers.get(request.family), request.ticket
-        if not offers or request.idle_slice is not None or request.parameters.forwarded or ticket.sequence_id:
+        stays = request.parameters.forwarded or request.went_away or request.idle_slice is not None
+        if not offers or stays or ticket.sequence_id:
             return None
         began_s = self._clock.monotonic_s()
         if ticket.tenant == PROBE_TENANT or began_s - self._followed_s > FOLLOWED_S:
@@ -125,7 +125,7 @@ class ZoneRequests:
         offer = choose(offers, self._sights, self._there, terms, self._transfer_j_per_mb, began_s, workers)
         if offer is None:
             return None
-        request.parameters = replace(request.parameters, forwarded=True)
+        request.went_away = True
         there, data = self._there[request.family, offer.zone], self._marked(request, offer, limit_ms)
         there.sent(ticket.items)
         took_ms, outcome, found = math.nan, "returned", None

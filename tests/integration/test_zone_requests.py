@@ -23,7 +23,9 @@ from tests.support.link import Link
 from tests.unit.dispatcher.worlds import node, route
 from trefoil.core.common import Revision
 from trefoil.core.jobs.planned import PlannedJobs, RequestOffer
+from trefoil.core.objective import BudgetRung, TenantRung, TenantRungs
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
 
 pytestmark = pytest.mark.integration
@@ -204,6 +206,20 @@ async def test_what_one_client_asks_for_keeps_no_other_requests_home(two):
     assert there.held_until_s == -math.inf
     assert (await two.ask(4))[0] == "FAR"
     assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 2
+
+
+async def test_a_budget_that_the_home_zone_has_there_lowers_no_floor_and_is_not_told(two):
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    free_at_s, far = WallClock().now_s() + 7200.0, two.far.system
+    for epoch, (rung, where) in enumerate(((BudgetRung.JOBS_WAIT, "FAR"), (BudgetRung.LOWER_ACCURACY, "")), 1):
+        told = TenantRungs((TenantRung("home", "", rung, "500 g", 0.4, free_at_s),), epoch, WallClock().now_s())
+        await far.plane.put("controller", far.plane.state.keys.tenant_rungs(), PlanKeys("").sign_rungs(told))
+        budgets, now = far.local.budgets, WallClock().now_s
+        await until(lambda: (found := budgets.find("home", "digits", now())) and found.rung is rung)  # noqa: B023
+        name, told = await two.ask(1)
+        assert name == where
+        assert "trefoil_budget_rung" not in told
 
 
 async def test_an_impossible_receipt_of_a_zone_reaches_no_client(two):
