@@ -190,7 +190,7 @@ class ZoneRequests:
         LOG.warning("a zone does not answer requests", zone=offer.zone, family=offer.family, why=why)
 
     def _lose(self, zone: str, error: grpc.aio.AioRpcError) -> None:
-        sight = self._sights[zone]
-        if sight.round_trips_ms:
-            LOG.warning("a zone does not answer", zone=zone, why=f"{error.code().name} {error.details()}")
-        sight.lost()
+        sight, code = self._sights[zone], error.code().name
+        if code != sight.trouble:
+            LOG.warning("a zone does not answer", zone=zone, why=f"{code} {error.details()}")
+        sight.lost(code)

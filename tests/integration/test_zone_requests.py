@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
 from dispatcher.request import zone_requests
@@ -160,6 +161,15 @@ async def test_a_lost_zone_fails_no_request_and_is_asked_again_once_it_answers(t
     await two.link.heal()
     monkeypatch.setattr(zone_choice, "SEEN_S", 0.5)
     await two.until_far()
+
+
+async def test_a_zone_that_has_never_answered_is_named_once(two):
+    await two.link.cut()
+    with capture_logs() as logged:
+        for _ in range(3):
+            await two.zones._probe("FAR")
+    (one,) = (entry for entry in logged if entry["event"] == "a zone does not answer")
+    assert (one["zone"], one["why"].split()[0]) == ("FAR", "UNAVAILABLE")
 
 
 async def test_a_slow_or_refusing_zone_is_left_alone(two, monkeypatch):

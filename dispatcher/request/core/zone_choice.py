@@ -43,15 +43,19 @@ class ZoneSight:
     round_trips_ms: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS_MAX))
     round_trip_ms: float = math.inf
     """Its QUANTILE; infinite: not known, or the zone does not answer."""
+    trouble: str = ""
+    """Status of the last call, if the zone did not answer that."""
 
     def reached(self, took_ms: float) -> None:
         """The zone has answered a probe."""
+        self.trouble = ""
         self.round_trips_ms.append(took_ms)
         if len(self.round_trips_ms) >= ROUND_TRIPS_MIN:
             self.round_trip_ms = quantile(self.round_trips_ms)
 
-    def lost(self) -> None:
+    def lost(self, trouble: str) -> None:
         """The zone does not answer: ROUND_TRIPS_MIN probes have to come back before it is asked again."""
+        self.trouble = trouble
         self.round_trips_ms.clear()
         self.round_trip_ms = math.inf
 

@@ -82,7 +82,7 @@ def test_a_zone_that_is_not_measured_or_lost_is_not_asked():
     assert chosen(seen={"FAR": few}) == ""
     few.reached(1.0)
     assert chosen(seen={"FAR": few}) == "FAR"
-    few.lost()
+    few.lost("UNAVAILABLE")
     assert chosen(seen={"FAR": few}) == ""
     assert chosen(seen={"OTHER": sight()}) == ""
 
