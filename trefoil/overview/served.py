@@ -57,8 +57,12 @@ def order_lines(found: Mapping[str, Any]) -> list[str]:
             why = f"no answer of the last {window_s:.0f} s waited for a place: nothing is gained until requests queue"
             lines.append(f"shortest first for {family}: {why}")
             continue
-        capacity_per_s, rate_per_s = found["capacity_per_s"].get(family, 0.0), row["rate_per_s"] or 0.0
-        load = min(UTILISATION_MAX, rate_per_s / capacity_per_s) if capacity_per_s else UTILISATION_MAX
+        capacity_per_s, rate_per_s = found["capacity_per_s"].get(family, 0.0), row["rate_per_s"]
+        if rate_per_s is None or not capacity_per_s:
+            what = "its rate" if capacity_per_s else "its capacity"
+            lines.append(f"shortest first for {family}: {what} is not known, nor what that saves")
+            continue
+        load = min(UTILISATION_MAX, rate_per_s / capacity_per_s)
         from trefoil.core.queueing import shortest_first  # brings numpy, which `trefoil status` does without
 
         lines.append(

@@ -18,6 +18,7 @@ from trefoil.core.fleet import (
     SliceStatus,
 )
 from trefoil.core.plan import Expected, Route
+from trefoil.overview.served import order_lines
 from trefoil.runtime import codec
 
 
@@ -145,6 +146,9 @@ def test_status_says_what_shortest_first_gains_and_that_nothing_is_gained_until_
     said = " ".join(run(tmp_path, "status").stdout.split())
     assert "25.0% of the answers of the last 60 s waited for a place, and all 340 ms in the mean" in said
     assert "at 80% of capacity it saves at most 47% of the wait" in said
+    empty = replace(plan, expected={"digits": Expected(capacity_per_s=0.0)})
+    monkeypatch.setattr(running_system, "PLAN", empty)
+    assert "shortest first for digits: its capacity is not known" in " ".join(run(tmp_path, "status").stdout.split())
     running.waits = controller_pb2.Served(waited_share=0.25, wait_ms_mean=340.0)
     assert "shortest first" not in run(tmp_path, "status").stdout, "its answers have no lengths"
 
@@ -304,3 +308,13 @@ def test_explain_request_names_the_slice_the_scores_and_the_reasons(tmp_path: Pa
     assert said.startswith("goes to node0/gpu0 at once")
     assert "ejected" in said
     assert run(tmp_path, "explain-request", "nonsense").exit_code == 2
+
+
+def test_what_shortest_first_saves_is_not_known_without_a_rate() -> None:
+    row = {"family": "digits", "slo_class": "", "waited_share": 0.25, "length_cv": 1.0, "rate_per_s": None}
+    found = {
+        "served": {"window_s": 60.0, "by_class": [{**row, "wait_ms_mean": 340.0}]},
+        "queues": {"digits": "ssjf"},
+        "capacity_per_s": {"digits": 25.0},
+    }
+    assert order_lines(found) == ["shortest first for digits: its rate is not known, nor what that saves"]
