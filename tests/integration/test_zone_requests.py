@@ -232,6 +232,20 @@ async def test_a_budget_that_the_home_zone_has_there_lowers_no_floor_and_is_not_
         assert "trefoil_budget_rung" not in told
 
 
+async def test_a_client_that_leaves_is_left_in_both_zones(two):
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    two.far.system.slice.latency_s = 2.0
+    asking = asyncio.create_task(two.ask(1))
+    await until(lambda: two.far.system.slice.requests)
+    asking.cancel()
+    counts, there = two.home.system.local.accounting.zone_total, two.zones._there["digits", "FAR"]
+    await until(lambda: counts == {("digits", "FAR", "left"): 1})
+    totals = two.far.system.local.accounting.load.totals
+    await until(lambda: totals["digits"].failed == 1)
+    assert (there.in_flight, len(there.answers)) == (0, 0)
+
+
 async def test_an_impossible_receipt_of_a_zone_reaches_no_client(two):
     await two.within(60_000.0)
     await two.offer(OFFER)

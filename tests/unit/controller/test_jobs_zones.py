@@ -15,6 +15,7 @@ from controller.jobs.zone_offers import ZoneOffers, offers_message, offers_of
 from controller.settings import ControllerSettings
 from dispatcher.jobs.core.planned_hours import STALE_S
 from dispatcher.jobs.planned_hours import Abroad
+from dispatcher.settings import DispatcherSettings
 from tests.support.jobs import HOUR, hour, hours_of, job
 from tests.unit.controller.test_jobs_live import BEGIN_S, CLEAN, Leader, World
 from trefoil.core.carbon import CarbonBand
@@ -283,11 +284,18 @@ def zone_offers_stub():
         ([{"zone": "DE", "address": "h:1"}] * 2, "other_zones.1.zone = 'DE': is other_zones.0.zone, too"),
         ([{"zone": "D E", "address": "h:1"}], "other_zones.0.zone"),
         ([{"zone": "DE"}], "other_zones.0.address"),
+        ([{"zone": "DE", "address": "de.example"}], "other_zones.0.address"),
     ],
 )
 def test_peers_that_cannot_be(peers, says):
     with pytest.raises(SettingError, match=says):
         ControllerSettings(other_zones=peers)
+
+
+def test_a_peers_inference_address_is_host_and_port():
+    peer = {"zone": "DE", "address": "de.example:8102", "inference_address": "serve.de.example"}
+    with pytest.raises(SettingError, match=r"other_zones\.0\.inference_address = 'serve.de.example'"):
+        DispatcherSettings(other_zones=[peer])
 
 
 def test_a_token_does_not_leave_in_clear_text():

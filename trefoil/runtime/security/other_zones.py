@@ -14,7 +14,7 @@ class OtherZone(Settings):
 
     zone: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """Its name, as jobs and its controller have it."""
-    address: str
+    address: str = Field(pattern=r"^\S+:[0-9]{1,5}$")
     """host:port of the admin port of its controller, or of its dispatcher."""
     token: SecretStr | None = None
     """Token of that zone: a read token of its controller; of its dispatcher the token of a tenant with role `jobs`."""
@@ -38,7 +38,7 @@ class OfferingZone(OtherZone):
 class ServingZone(OtherZone):
     """Table of the dispatcher's `[[other_zones]]`."""
 
-    inference_address: str = ""
+    inference_address: str = Field(default="", pattern=r"^(\S+:[0-9]{1,5})?$")
     """host:port of its dispatcher's inference port; empty: no request is forwarded there. The token's tenant needs the
     role `infer`, too."""
 
