@@ -118,6 +118,14 @@ def test_no_plan_is_dearer_than_it_was(seed):
     assert found.gap <= WITHIN
 
 
+def test_eight_families_on_a_full_fleet_share_one_choice_of_mixes():
+    """Seed 183: 984 W where each family had as many mixes to choose from, at least 933 W by mixes' relaxation."""
+    problem, aim = posed(*drawn_case(183))
+    found = find_mixes(problem, aim, 2e-3, 20)
+    assert found is not None
+    assert found.objective <= 960.0
+
+
 def test_mixes_are_not_for_devices_that_stay_as_they_are_and_not_for_a_shortage():
     problem, aim = posed(*drawn_case(13))
     assert find_mixes(problem, aim, 2e-3, 20) is not None

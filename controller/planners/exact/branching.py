@@ -6,7 +6,9 @@ Formulation (Dantzig-Wolfe by family; branch and price):
   starts, spread and the cap of watts as in `program.py`
 A node is a linear program; its mixes are priced in by one look at all of them. Branches, in this order: devices awake
 in a place, those at a clock, those in a configuration, slices of a class. The node with the lowest bound is next, from
-it down the side that takes more; from some nodes a dive rounds all that is left.
+it down the side that takes more; from some nodes a dive rounds all that is left. Where that leaves a gap, an integer
+program chooses among the mixes of all families that cost least more at the prices of the lowest node whose devices
+awake are whole.
 Deviations: mixes have two classes at most, see `mixes.py`. Nodes bound the work, so that a decision replays.
 """
 
@@ -49,8 +51,7 @@ PROVEN: Final = 1e-4  # of the objective: what pricing may still find
 DEAR: Final = 10.0  # times the dearest mix, on top of all devices awake: what a family without a mix costs
 DIVES: Final = frozenset({0, 1, 2, 3, 5, 8, 13, 21, 34})  # nodes
 NEAR_ENOUGH: Final = 5e-3  # of the objective: a bound so near leaves little to find
-NEAREST: Final = 150  # mixes of a family
-CHOOSING: Final = Limits(nodes=50, gap=2e-3)
+CHOICES: Final = ((500, Limits(nodes=40, gap=2e-3)), (1500, Limits(nodes=20, gap=2e-3)))  # mixes of all families
 STEEP: Final = 5e-3  # of the bound: a side that costs more waits
 ONE_MIX: Final = -1  # `Kept.column`: the mix of an index alone
 OTHER_MIX: Final = -2  # `Kept.column`: every mix but that one
@@ -242,6 +243,8 @@ class _Search:
     at: Branch = Branch({}, ())
     allowed: list[NDArray[np.bool_]] = field(default_factory=list)
     ages: "count[int]" = field(default_factory=count)
+    near: Node | None = None  # the lowest with whole numbers of devices awake
+    chosen: bool = False  # the best plan is from a choice of mixes
     first: int = 0  # variable of the first mix that was taken
 
     def __post_init__(self) -> None:
@@ -255,8 +258,11 @@ class _Search:
         if root is None:
             return None
         lowest = self._tree(root)
-        if self.best == math.inf or self.best - lowest > NEAR_ENOUGH * abs(self.best):
-            self._choose(root.point)
+        near = self.near.point if self.near else root.point
+        for number, limits in CHOICES:
+            if self.best < math.inf and self.best - lowest <= NEAR_ENOUGH * abs(self.best):
+                break
+            self._choose(near, number, limits)
         return self._found(root.point)
 
     def _tree(self, root: Node) -> float:
@@ -279,18 +285,31 @@ class _Search:
                 heapq.heappush(heap, child)
         return min((node.bound for node in (*heap, *([down] if down else []))), default=self._cutoff)
 
-    def _choose(self, point: Point) -> None:
-        """The best plan of the mixes that were taken and of those nearest to it, all at once."""
-        for family in range(len(self.master.mixes)):
-            for mix in _lowest(self._reduced(family, point), NEAREST):
+    def _choose(self, point: Point, number: int, limits: Limits) -> None:
+        """The best plan of so many mixes, those of all families that cost least more at the prices of a point, and of
+        the configurations that cost no more than they."""
+        reduced = [self._reduced(family, point) for family in range(len(self.master.mixes))]
+        together = np.concatenate(reduced)
+        room = float(together[_lowest(together, number)].max())
+        for family, costs in enumerate(reduced):
+            for mix in np.flatnonzero(costs <= room):
                 self._take(Taken(family, int(mix)))
         self._enter(Branch({}, ()))
-        lacking = [0.0] * len(self.master.lacking)
-        self.program.bound(self.master.lacking, lacking, lacking)
+        upper = self.master.program.upper
+        most = {v: upper[v] if point.reduced[v] <= room else 0.0 for _, v in self.master.layouts}
+        most |= dict.fromkeys(self.master.lacking, 0.0)
+        most |= {
+            self.first + at: math.inf if reduced[t.family][t.mix] <= room else 0.0 for at, t in enumerate(self.taken)
+        }
+        self.program.bound(list(most), [0.0] * len(most), list(most.values()))
         whole = [v for level in self.master.levels for v in level] + list(range(self.first, self.program.variables))
-        found = self.program.whole(whole, CHOOSING)
+        start = None
+        if self.chosen and self.best_values is not None:
+            start = np.pad(self.best_values, (0, self.program.variables - len(self.best_values)))
+        found = self.program.whole(whole, limits, start)
         if found is not None:
             self._accept(found)
+            self.chosen = True
 
     @property
     def _cutoff(self) -> float:
@@ -394,7 +413,11 @@ class _Search:
                 return None
             lacks = any(point.values[v] > WHOLE for v in self.master.lacking)
             if not lacks and (not new or point.objective - bound < PROVEN * abs(point.objective)):
-                return Node(bound, next(self.ages), branch, point)
+                node = Node(bound, next(self.ages), branch, point)
+                awake = [point.values[v] for v in self.master.levels[0]]
+                if max(abs(n - round(n)) for n in awake) <= WHOLE and (self.near is None or bound < self.near.bound):
+                    self.near = node
+                return node
             if not new:
                 return None
         return None

@@ -248,8 +248,9 @@ class GrowingProgram:
             raise NothingFound(f"{self.variables} variables: HiGHS says {status.name}")
         return self._point()
 
-    def whole(self, variables: Sequence[int], limits: Limits) -> Point | None:
-        """Solve with these variables whole, which is the last thing that it does; None: no point was found.
+    def whole(self, variables: Sequence[int], limits: Limits, start: NDArray[np.float64] | None = None) -> Point | None:
+        """Solve with these variables whole, as they are from then on, from a point where one is given; None: no point
+        was found.
 
         Raises:
             CpuLimitHit: see `solve`.
@@ -263,6 +264,10 @@ class GrowingProgram:
             ("mip_rel_gap", limits.gap),
         ):
             self._solver.setOptionValue(option, setting)
+        if start is not None:
+            known = highspy.HighsSolution()
+            known.col_value = list(start)
+            self._solver.setSolution(known)
         self._run()
         return self._point() if self._solver.getInfo().primal_solution_status == FEASIBLE else None
 
