@@ -67,7 +67,7 @@ def order_lines(found: Mapping[str, Any]) -> list[str]:
 
         lines.append(
             f"shortest first for {family}: {share:.1%} of the answers of the last {window_s:.0f} s waited for a place, "
-            f"and all {row['wait_ms_mean']:.0f} ms in the mean; at {load:.0%} of capacity it saves at most "
+            f"the mean wait of all was {row['wait_ms_mean']:.0f} ms; at {load:.0%} of capacity it saves at most "
             f"{1 - shortest_first(cv, load):.0%} of the wait, if lengths are predicted right"
         )
     return lines

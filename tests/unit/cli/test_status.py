@@ -144,7 +144,7 @@ def test_status_says_what_shortest_first_gains_and_that_nothing_is_gained_until_
     assert "nothing is gained until requests queue" in said
     running.waits = controller_pb2.Served(waited_share=0.25, wait_ms_mean=340.0, length_cv=1.0)
     said = " ".join(run(tmp_path, "status").stdout.split())
-    assert "25.0% of the answers of the last 60 s waited for a place, and all 340 ms in the mean" in said
+    assert "25.0% of the answers of the last 60 s waited for a place, the mean wait of all was 340 ms" in said
     assert "at 80% of capacity it saves at most 47% of the wait" in said
     empty = replace(plan, expected={"digits": Expected(capacity_per_s=0.0)})
     monkeypatch.setattr(running_system, "PLAN", empty)

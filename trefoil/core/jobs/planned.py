@@ -236,7 +236,7 @@ class PlannedJob:
 class RequestOffer:
     """What a peer's zone offers for requests of a family, per item. `saved_g`: grams that it emits less there than at
     home, without what moves it; carbon and PUE are the zone's. `rate_per_s`: items that its awake devices have time
-    for; `latency_ms`: of one there; `min_accuracy`: the least of the variants that are offered."""
+    for; `latency_ms`: of one there; `min_accuracy`: the mean at home, which each offered variant has."""
 
     family: str = ""
     zone: str = ""
