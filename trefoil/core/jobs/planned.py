@@ -242,7 +242,7 @@ class RequestOffer:
     zone: str = ""
     saved_g: float = 0.0
     p50_g_per_kwh: float = 0.0
-    pue: float = 1.0
+    pue: float = 0.0
     rate_per_s: float = 0.0
     latency_ms: float = 0.0
     min_accuracy: float = 0.0
