@@ -6,6 +6,7 @@ are simulations (trefoil.simulator); their truth differs from what planners are 
 """
 
 import ast
+import gc
 import hashlib
 import json
 import os
@@ -349,7 +350,8 @@ def run_all(
             found[spec] = _save_result(folder, spec.play())
             say(f"{n}/{len(left)} {spec.name}")
         return found
-    with ProcessPoolExecutor(workers) as pool:
+    gc.collect()  # here: in a process that is forked, a channel of grpc.aio that is collected waits for ever
+    with ProcessPoolExecutor(workers, initializer=gc.freeze) as pool:
         running = {pool.submit(_play, spec): spec for spec in sorted(left, key=lambda spec: -spec.work)}
         for n, future in enumerate(as_completed(running), 1):
             spec = running[future]

@@ -1,8 +1,11 @@
 """`trefoil compare`: equal load for all, checked before anything starts, written where it is asked to."""
 
 import csv
+import gc
 import json
+import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from trefoil.cli.main import app
 from trefoil.comparison import runs
 from trefoil.core.errors import SettingError
 from trefoil.core.policies import POLICIES
+from trefoil.reproduce.runs import run_all
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = ("digits", "--set", "duration_s=40", "--set", "warmup_s=5")
@@ -44,6 +48,35 @@ def test_every_policy_value_and_seed_meets_the_same_load(tmp_path):
     assert "none: digits is below its accuracy floor" in page
     assert "<svg" in page
     assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
+class Ends:
+    """Garbage that says which process collects it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.itself = file, self
+
+    def __del__(self) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+@dataclass(frozen=True)
+class Collects:
+    name: str
+    work: float = 1.0
+
+    def play(self) -> int:
+        gc.collect()
+        return os.getpid()
+
+
+def test_no_forked_process_collects_what_this_one_left(tmp_path):
+    """One that collected a channel of grpc.aio waited for ever for its thread, and `compare` with it."""
+    Ends(tmp_path / "pids")
+    found = run_all([Collects("a"), Collects("b")], None, jobs=2)
+    assert os.getpid() not in found.values()
+    assert set((tmp_path / "pids").read_text().split()) == {str(os.getpid())}
 
 
 def test_two_presets_of_a_policy_are_compared_by_its_objective_with_what_exploring_took():
