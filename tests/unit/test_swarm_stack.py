@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -138,10 +137,9 @@ class SwarmSecrets:
     def keys(self, number: int) -> dict[str, PlanKeys]:
         """Plan keys of a set, by who reads them."""
         sets, node = self.folder / "sets", self.folder / f"node-{number}"
-        with tarfile.open(sets / f"trefoil_nodes_{number}") as nodes:
-            nodes.extractall(node, filter="data")
-        with tarfile.open(node / "node-b.tar") as files:
-            files.extractall(node, filter="data")
+        node.mkdir(exist_ok=True)
+        for archive in (sets / f"trefoil_nodes_{number}", node / "node-b.tar"):
+            subprocess.run(["tar", "-xf", archive, "-C", node], check=True)
         return {
             "controller": PlanKeys.read("c", sets / f"trefoil_plan.key_{number}"),
             "dispatcher": PlanKeys.read("c", sets / f"trefoil_routes.key_{number}", routes=True),
