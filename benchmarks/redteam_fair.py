@@ -23,6 +23,7 @@ from benchmarks.echo_load import OK, EchoLoad
 from benchmarks.echo_system import LAYOUTS, Arrangement, EchoSystem, running
 from benchmarks.redteam import Check, Outcome
 from benchmarks.redteam_http import request as rest_request
+from tests.support.h2_ends import DATA, HEADERS, PREFACE, RST, SETTINGS, WINDOW_UPDATE, frame
 from trefoil.cli.run.launcher import Launcher
 from trefoil.runtime.clock import WallClock
 
@@ -51,13 +52,6 @@ STORM_S: Final = 120.0
 """Samples are of a second, cut off at both ends, and rates follow what has changed within a minute: 1 % of it."""
 CLOCK: Final = WallClock()
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
-PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST, SETTINGS, WINDOW_UPDATE = 0, 1, 3, 4, 8
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """An HTTP/2 frame."""
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 def headers(stream: int, *more: tuple[str, str]) -> bytes:

@@ -175,11 +175,8 @@ class Publisher:
             return {}
 
     async def _tail(self) -> list[EnergySample]:
-        key, count = (
-            self._state.keys.energy(self._node.settings.node),
-            TAIL_PER_DEVICE * max(1, len(self._node.devices)),
-        )
-        return [sample for _, sample in await self._state.tail(key, EnergySample, count)]
+        key, count = self._state.keys.energy(self._node.settings.node), max(1, len(self._node.devices))
+        return [sample for _, sample in await self._state.tail(key, EnergySample, TAIL_PER_DEVICE * count)]
 
     async def _newest(self) -> dict[str, EnergySample]:
         order, newest = StreamOrder[EnergySample](lambda *_: None, FOLDED_MAX), dict[str, EnergySample]()

@@ -288,16 +288,18 @@ class Accountant:
         return found
 
     async def _follow(self) -> None:
-        """Follow each stream to the entry up to which it is booked, so that what comes next has to continue it. In one
-        that was lost and is sent again those are booked that had ended when that entry was written."""
+        """Give the stream order each stream's booked samples of the last FOLLOWED_S, so that the next sample has to
+        continue them. Booked is each entry up to the last booked one. A stream that was lost and sent again has new
+        entry ids: there, each sample is booked that had ended when the last booked entry was written."""
         ahead_s = await self._state.clock_offset_s() if self._ids else 0.0
-        for key, at in self._ids.items():
-            first = await self._state.stream(key, EnergySample, "0", 1)
-            anew, at_s = bool(first) and entry_order(first[0][0]) > entry_order(at), entry_order(at)[0] / 1e3 + ahead_s
-            after = "0" if anew else f"{max(0, entry_order(at)[0] - round(1e3 * FOLLOWED_S))}-0"
+        for key, last_id in self._ids.items():
+            last, first = entry_order(last_id), await self._state.stream(key, EnergySample, "0", 1)
+            sent_again, written_at_s = bool(first) and entry_order(first[0][0]) > last, last[0] / 1e3 + ahead_s
+            after = "0" if sent_again else f"{max(0, last[0] - round(1e3 * FOLLOWED_S))}-0"
             for entry_id, sample in await self._state.stream(key, EnergySample, after, FOLLOWED_MAX):
                 offset_s = self._observation.inputs.clock_offsets_s.get(sample.node, 0.0) or 0.0
-                booked = sample.ends_at_s + offset_s <= at_s if anew else entry_order(entry_id) <= entry_order(at)
+                ended = sample.ends_at_s + offset_s <= written_at_s
+                booked = ended if sent_again else entry_order(entry_id) <= last
                 if booked and self._is_possible(sample, offset_s):
                     self._order.take(sample.device, sample, proven=True)
         self._order.release()

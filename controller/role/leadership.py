@@ -110,7 +110,7 @@ class Leadership:
             await self._stand_by()
             return
         try:
-            self._keep_epoch(lease.epoch)  # first, so that whoever starts anew takes another
+            self._keep_epoch(lease.epoch)  # before RoleFree: the next start takes a higher epoch
             if await self._files.overtaken(lease.epoch):
                 raise errors.RoleFree("another controller has left what this one has not read", remedy=ANEW)
             self._files.lead(lease.epoch)

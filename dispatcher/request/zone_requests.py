@@ -35,7 +35,7 @@ LOOK_S: Final = 1.0  # between two probes of a zone
 PROBE_S: Final = 2.0
 FOLLOWED_S: Final = 30.0  # then offers are forgotten: the plan is read every two seconds
 ZONE, MOVED_J, MOVED_G = "trefoil_zone", "trefoil_moved_j", "trefoil_moved_g"
-LATE: Final = 2.0
+LATE: Final = 2.0  # times its limit: the latency that counts for a request which had no answer in time
 STATUS: Final = grpc.StatusCode
 REFUSED: Final = (
     STATUS.UNAUTHENTICATED, STATUS.PERMISSION_DENIED, STATUS.RESOURCE_EXHAUSTED, STATUS.UNIMPLEMENTED,

@@ -103,7 +103,6 @@ def _served(
     failed = sum(sum(cell.failed_by_code.values()) for cell in cells)
     waits = merge([cell.queue for cell in cells])
     waited = sum(n for i, n in zip(waits.index, waits.count, strict=True) if i > bucket(WAITED_MS))
-    row = next((row for row in catalog.rows if row.family == family.name and not row.stage), None)
     return Served(
         family=family.name,
         slo_class=name,
@@ -119,8 +118,13 @@ def _served(
         tokens=_tokens(cells, asked, joules, co2) if family.generative else None,
         waited_share=waited / waits.total if waits.total else None,
         wait_ms_mean=waits.sum_ms / waits.total if waits.total else None,
-        length_cv=service_time(row).cv if row is not None and family.generative else None,
+        length_cv=_length_cv(family, catalog) if family.generative else None,
     )
+
+
+def _length_cv(family: Family, catalog: Catalog) -> float | None:
+    row = next((row for row in catalog.rows if row.family == family.name and not row.stage), None)
+    return None if row is None else service_time(row).cv
 
 
 def _tokens(cells: Sequence[LoadCell], asked: Objective, joules: float | None, co2: float | None) -> ServedTokens:

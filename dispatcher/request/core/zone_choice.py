@@ -38,7 +38,7 @@ def quantile(values: Iterable[float]) -> float:
 
 @dataclass(slots=True)
 class ZoneSight:
-    """One zone as it is seen from here."""
+    """Round trips from this dispatcher to one other zone."""
 
     round_trips_ms: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS_MAX))
     round_trip_ms: float = math.inf

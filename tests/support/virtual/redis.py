@@ -334,10 +334,10 @@ class Server:
         return done
 
     def _leased(self, keys: Sequence[str], args: Sequence[bytes]) -> int:
-        verb, stored = args[0], self._text(keys[0])
+        verb, stored, lease = args[0], self._text(keys[0]), self._text(keys[1])
+        held = lease if (self.ttl_s(keys[1]) or 0.0) <= fenced.LEASE_MAX_S else None
         if verb == b"acquire":
-            lease, left_s = self._text(keys[1]), self.ttl_s(keys[1]) or 0.0
-            if lease is not None and left_s <= fenced.LEASE_MAX_S and lease != args[5]:
+            if held is not None and held != args[5]:
                 return 0
             if (stored or b"")[: fenced.EPOCH_BYTES_MAX + 1] != args[4]:
                 return -1
@@ -346,8 +346,7 @@ class Server:
             return 1
         if stored != args[1]:
             return 0
-        lease, left_s = self._text(keys[1]), self.ttl_s(keys[1])
-        if lease is not None and left_s is not None and left_s <= fenced.LEASE_MAX_S and not _names(lease, args[6]):
+        if held is not None and not _names(held, args[6]):
             return 0
         if verb == b"renew":
             self.set(keys[1], args[2], int(args[3]))

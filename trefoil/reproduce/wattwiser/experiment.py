@@ -27,7 +27,7 @@ from trefoil.core.device_types import V100_32GB
 from trefoil.core.interference import INTERFERENCE
 from trefoil.core.parts import Value
 from trefoil.core.policies import PRESETS
-from trefoil.core.queueing import Z_95, Z_99
+from trefoil.core.queueing import ServiceTime, quantiles_ms
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, key_of, played, sleeping_at, source_hash
@@ -196,13 +196,9 @@ def _row(name: str, model: WattwiserModel, items: int, factor: Mapping[str, floa
     busy = (fixed * USE_FIXED * factor["use_fixed"] + (1 - fixed) * share) / (fixed + (1 - fixed) * share)
     clock_mhz = max(kind.clocks_mhz)
     watts = busy * power.active_w(kind, power.WHOLE, clock_mhz) * factor["active"]
-
-    def quantile_ms(z: float) -> float:
-        return mean_ms * (1 - cv * cv / 9 + z * cv / 3) ** 3
-
     return ProfileRow(
-        DEVICE, power.WHOLE, name, f"{name}-fp32", 0, items, clock_mhz, (), quantile_ms(0.0), quantile_ms(Z_95),
-        quantile_ms(Z_99), items / mean_ms * MS_PER_S, watts * mean_ms / MS_PER_S, watts, MEMORY_MIB,
+        DEVICE, power.WHOLE, name, f"{name}-fp32", 0, items, clock_mhz, (), *quantiles_ms(ServiceTime(mean_ms, cv)),
+        items / mean_ms * MS_PER_S, watts * mean_ms / MS_PER_S, watts, MEMORY_MIB,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class AnswerLengths:
         return self._score(share, chance)
 
     def _score(self, share: float, chance: float) -> float | None:
-        """Class that is predicted of a request, drawn; None: nobody predicts."""
+        """Class of length that the predictor gives a request, drawn at random; None: the family has no predictor."""
         sums = self._sums[int(np.searchsorted(LENGTH_BORDERS, share, side="right"))] if self._sums else []
         return float(np.searchsorted(sums, chance, side="right")) if sums else None
 
