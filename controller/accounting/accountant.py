@@ -24,6 +24,7 @@ from controller.accounting.core.receipts import (
     sum_by_family,
 )
 from controller.accounting.core.served import Served, served_by_class
+from controller.accounting.proof import booked_minutes, stored_sums
 from controller.explore.core import candidate_measurement
 from controller.explore.core.candidate_measurement import GAP_S, UNMEASURED
 from controller.observe.core.observation import Observation
@@ -39,11 +40,11 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import DeviceType
 from trefoil.core.objective import Objective
-from trefoil.core.outside.plausible import HOUR, hour_starts_s, power_fault
+from trefoil.core.outside.plausible import HOUR, power_fault
 from trefoil.core.outside.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.fenced import Append, SetFields, Write
+from trefoil.runtime.fenced import Append, Delete, SetFields, Write
 from trefoil.runtime.state import State, entry_order
 from trefoil.runtime.telemetry import Metrics
 
@@ -289,20 +290,31 @@ class Accountant:
 
     async def _follow(self) -> None:
         """Give the stream order each stream's booked samples of the last FOLLOWED_S, so that the next sample has to
-        continue them. Booked is each entry up to the last booked one. A stream that was lost and sent again has new
-        entry ids: there, each sample is booked that had ended when the last booked entry was written."""
+        continue them. Booked is each entry up to the last booked one, and what `energy:minutes` has. A stream that was
+        lost and sent again has new entry ids: there, each sample is booked that had ended when the last booked entry
+        was written."""
+        keys, offsets = self._state.keys, self._observation.inputs.clock_offsets_s
+        minutes = await booked_minutes(self._state, self._clock.now_s(), offsets)
         ahead_s = await self._state.clock_offset_s() if self._ids else 0.0
-        for key, last_id in self._ids.items():
+        for key in dict.fromkeys([*self._ids, *(keys.energy(device.partition("/")[0]) for device in minutes)]):
+            last_id = self._ids.get(key, "0")
             last, first = entry_order(last_id), await self._state.stream(key, EnergySample, "0", 1)
             sent_again, written_at_s = bool(first) and entry_order(first[0][0]) > last, last[0] / 1e3 + ahead_s
             after = "0" if sent_again else f"{max(0, last[0] - round(1e3 * FOLLOWED_S))}-0"
             for entry_id, sample in await self._state.stream(key, EnergySample, after, FOLLOWED_MAX):
-                offset_s = self._observation.inputs.clock_offsets_s.get(sample.node, 0.0) or 0.0
+                offset_s, (seq, end_s) = offsets.get(sample.node) or 0.0, minutes.get(sample.device, (0, 0.0))
                 ended = sample.ends_at_s + offset_s <= written_at_s
-                booked = ended if sent_again else entry_order(entry_id) <= last
-                if booked and self._is_possible(sample, offset_s):
-                    self._order.take(sample.device, sample, proven=True)
+                if ended if sent_again else entry_order(entry_id) <= last:
+                    if self._is_possible(sample, offset_s):
+                        self._order.take(sample.device, sample, proven=True)
+                elif sample.seq <= seq and sample.ends_at_s <= end_s:
+                    self._set_aside(
+                        sample, f"{entry_id}, which {keys.accounted()} denies and energy:minutes has booked"
+                    )
         self._order.release()
+        begun = self._order.last
+        later = {device: last for device, last in minutes.items() if last[0] > begun.get(device, (0, 0.0))[0]}
+        self._order.begin({**begun, **later})
 
     def _is_newest(self, saved: Mapping[str, Any]) -> bool:
         """Whether no other controller has led since these books were saved, as far as this disk knows."""
@@ -320,13 +332,11 @@ class Accountant:
         return found
 
     async def _stored_sums(self, since: str = "", until: str = "") -> dict[str, dict[str, dict[str, float]]]:
-        """Sums in Redis of these hours, `until` left out; by default the recent ones."""
-        prefix, since = self._state.keys.totals_prefix(), since or self._recent_hours()[-1]
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for name in await self._state.names(prefix):
-            family, _, hour = name.removeprefix(prefix).rpartition(":")
-            if hour >= since and not (until and hour >= until) and hour_starts_s(hour) is not None:
-                found.setdefault(hour, {})[family] = await self._state.totals(name)
+        """Sums in Redis of these hours, as `stored_sums`; by default of the recent ones."""
+        now, *_, last = self._recent_hours()
+        found, false = await stored_sums(self._state, now, since or last, until)
+        for name in false:
+            self._note(name, "value", "an hour that has not begun, which no controller has written: delete it")
         return found
 
     async def _read_past(self) -> None:
@@ -395,9 +405,10 @@ class Accountant:
                 booked[name] = booked.get(name, 0.0) + delta
         self._unwritten = {}
         writes: list[Write] = [
-            SetFields(keys.totals(family, hour), totals, TOTALS_TTL_S)
+            write
             for hour, families in sorted(self._hours.items())
             for family, totals in sorted(families.items())
+            for write in (Delete(keys.totals(family, hour)), SetFields(keys.totals(family, hour), totals, TOTALS_TTL_S))
         ]
         self._attempted_ids, told = dict(self._ids), dict(self._order.last)
         ids = {key.removeprefix(keys.energy("")): entry_id for key, entry_id in self._ids.items()}
@@ -451,9 +462,11 @@ class Accountant:
         return offset_s
 
     def _set_aside(self, sample: EnergySample, why: str) -> None:
-        key = self._state.keys.energy(sample.node)
-        if self._observation.inputs.set_aside.note(f"{key} {sample.device}", "sample", why, self._clock.now_s()):
-            self._log.warning("an energy sample is set aside", device=sample.device, why=why)
+        self._note(f"{self._state.keys.energy(sample.node)} {sample.device}", "sample", why)
+
+    def _note(self, place: str, kind: str, why: str) -> None:
+        if self._observation.inputs.set_aside.note(place, kind, why, self._clock.now_s()):
+            self._log.warning("set aside, and not booked", place=place, why=why)
 
     def _book(
         self,

@@ -189,3 +189,55 @@ def test_a_file_of_no_hour_is_refused(kept):
     kept({HOUR: {}})
     with pytest.raises(InvalidInput, match="2026111199"):
         kept({"2026111199": {}})
+
+
+@pytest.mark.parametrize("lie", ["lowered", "missing"])
+async def test_what_minutes_have_is_not_booked_again_where_accounted_says_less(world, tmp_path, lie):
+    """Where the disk is lost too; what no minute has yet is booked again: at most a minute, and what waited."""
+    await seconds(world, 62)
+    keys, entries = world.state.keys, await world.state.stream(world.state.keys.energy("n"), EnergySample)
+    lies = {
+        "lowered": [SetFields(keys.accounted(), {"n": entries[9][0]})],
+        "missing": [Delete(keys.accounted()), SetFields(keys.accounted(), {"m": entries[-1][0]})],
+    }
+    after = await started_again(world, tmp_path / "empty", lies[lie])
+    await seconds(after, 5)
+    assert await stored(after) == {HOUR: pytest.approx((62 + 2 + 5) * 6.0)}
+    (line,) = after.seen.inputs.set_aside.lines(after.clock.now_s())
+    assert keys.accounted() in line
+
+
+async def test_a_stray_minute_hides_no_sample(world, tmp_path):
+    await seconds(world, 62)
+    keys, now_s = world.state.keys, world.clock.now_s()
+    for starts_s, ends_s in (
+        (now_s - 3600.0, now_s - 1.0),
+        (now_s - 30.0, now_s + 900.0),
+        (now_s + 1e6, now_s + 1e6 + 60),
+    ):
+        stray = replace(sample(KEYS[0], "s", 60.0, ends_s), starts_at_s=starts_s, seq=2**30)
+        await world.state.append(world.authority._lease, keys.energy_minutes("n"), stray, 1000)
+    after = await started_again(world, tmp_path / "empty")
+    await seconds(after, 5)
+    assert await stored(after) == {HOUR: pytest.approx(67 * 6.0)}
+
+
+@pytest.mark.parametrize("hour", ["2026111812", "2027111811", "9998123123"])
+async def test_an_hour_to_come_that_no_controller_wrote_is_named_and_not_the_clock(world, tmp_path, hour):
+    await seconds(world, 5)
+    name = world.state.keys.totals("digits", hour)
+    world.server.set_totals(name, {b"joules": b"1e12", b"grams": b"1e9"})
+    after = await started_again(world, tmp_path / "empty")
+    await seconds(after, 5)
+    assert after.accountant.clock_fault() == ""
+    (line,) = after.seen.inputs.set_aside.lines(after.clock.now_s())
+    assert line.startswith(f"{name}: 1 set aside, the last because of an hour that has not begun")
+    assert hour not in after.accountant.spent()
+
+
+async def test_names_that_no_controller_booked_do_not_stay_in_an_hour(world):
+    await seconds(world, 5)
+    world.server.set_totals(world.state.keys.totals("digits", HOUR), {b"requests:ghost": b"1e9", b"joules": b"7"})
+    await seconds(world, 5)
+    assert await stored(world) == {HOUR: pytest.approx(60.0)}
+    assert await stored(world, "requests:ghost") == {}
