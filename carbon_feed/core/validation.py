@@ -17,11 +17,13 @@ from typing import Final
 
 from carbon_feed.core.observation import Observation
 from carbon_feed.core.trace_playback import INTENSITY_MAX_G_PER_KWH
-from trefoil.core.carbon import Factors, Method, Quality, Series
+from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Rung, Series
+from trefoil.core.outside.plausible import EPOCHS_AHEAD_MAX
 
 CLOCK_SLACK_S: Final = 1.0  # a provider's interval may begin this much after our now, or have ended this much before
 JUMP_RATIO: Final = 10.0
 JUMP_FLOOR_G: Final = 10.0  # below it a ratio tells nothing: 1 -> 20 g/kWh is a breeze that lulled
+AHEAD_MAX_S: Final = 60.0  # by which what another feed wrote may lie ahead: every service logs an error from 2 s on
 INTERVAL_MAX_S: Final = 3 * 3600.0  # providers say five minutes to an hour; one number for a day is no day to plan by
 HORIZON_MIN_RATIO: Final = 0.9  # NESO's 48 h are 96 or 97 points, and a forecast may be one step old
 
@@ -146,7 +148,24 @@ def check_value(point: Observation, method: Method) -> Refusal | None:
     return None
 
 
-def check_interval(point: Observation) -> Refusal | None:
+def stored_fault(stored: CarbonReading, now_s: float) -> str:
+    """Fault of a reading that another feed has written, as Redis has it; "" where it can be one."""
+    ahead_s = max(stored.starts_at_s, stored.observed_at_s, stored.fetched_at_s) - now_s
+    if ahead_s > AHEAD_MAX_S:
+        return f"it is of {ahead_s:.0f} s from now"
+    long = check_interval(stored) if stored.rung <= Rung.SECONDARY else None
+    return long.message if long is not None else ""
+
+
+def order_fault(stored: CarbonReading, epoch: int, as_of: int) -> str:
+    """Fault of a stored reading's place in the order of all, given the highest epoch that its role was taken under and
+    the last revision known here; "" where it has none."""
+    if stored.epoch > epoch:
+        return f"epoch {stored.epoch}, and the role was taken under {epoch}"
+    return f"revision {stored.as_of} after {as_of}" if stored.as_of > as_of + EPOCHS_AHEAD_MAX else ""
+
+
+def check_interval(point: Observation | CarbonReading) -> Refusal | None:
     """Check that the interval ends after it starts and is no longer than INTERVAL_MAX_S."""
     long_s = point.ends_at_s - point.starts_at_s
     if not long_s > 0:
@@ -158,7 +177,7 @@ def check_interval(point: Observation) -> Refusal | None:
     return None
 
 
-def is_trusted(point: Observation) -> bool:
+def is_trusted(point: Observation | CarbonReading) -> bool:
     """Whether it is a recording or a setting, which no outage of a provider can spoil."""
     return point.simulated or point.quality is Quality.STATIC
 

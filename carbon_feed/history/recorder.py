@@ -12,16 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import structlog
+
 from carbon_feed.core.history import AddResult, History
 from carbon_feed.core.hour_of_week import HourOfWeekProfile
 from carbon_feed.core.observation import Observation, reading_of
-from carbon_feed.core.validation import check_content
+from carbon_feed.core.validation import check_content, stored_fault
 from carbon_feed.providers import Provider
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import CarbonReading, Rung, Series
 from trefoil.core.common import Lease
 from trefoil.runtime.state import Append, Delete, State
 
+LOG = structlog.get_logger()
 SAME_S: Final = 1e-3  # two interval starts that differ by less are one
 PAGE: Final = 500  # entries that are read or written at once
 FIRST_LOOK: Final = 4
@@ -87,7 +90,7 @@ class LocalRecorder(_HistoryStream):
         self._provider = provider
         self._known_until_s = float("-inf")
 
-    async def read_new_entries(self) -> None:
+    async def read_new_entries(self, now_s: float) -> None:
         """Read nothing: what others write is not new to a source at hand."""
 
     async def start_leading(self, lease: Lease, reading: CarbonReading | None, now_s: float) -> None:
@@ -145,10 +148,12 @@ class SharedRecorder(_HistoryStream):
         self._entries: deque[CarbonReading] = deque(maxlen=settings.backfill_max)
         """The end of the stream, to write it again when it is lost."""
         self._replay_found = False
+        self.set_aside = 0
+        """Entries that were left out: no feed can have written them."""
         self._recorded: CarbonReading | None = None
 
-    async def read_new_entries(self) -> None:
-        """Read the entries that others have written.
+    async def read_new_entries(self, now_s: float) -> None:
+        """Read the entries that others have written; what no feed can have written is left out.
 
         Raises:
             errors.StateUnavailable: Redis does not answer.
@@ -156,16 +161,16 @@ class SharedRecorder(_HistoryStream):
         while True:
             found = await self._state.stream(self._key, CarbonReading, self._after_id, PAGE)
             for at, reading in found:
-                self._apply_entry(reading)
+                self._apply_entry(reading, now_s)
                 self._after_id = at
             if len(found) < PAGE:
                 self._uncertain = False
                 return
             await asyncio.sleep(0)  # others are answered in between
 
-    async def start_leading(self, lease: Lease, _reading: CarbonReading | None, _now_s: float) -> None:
+    async def start_leading(self, lease: Lease, _reading: CarbonReading | None, now_s: float) -> None:
         """Go on behind the stream's end, or write again what was lost. Raises like `State.write`."""
-        await self.read_new_entries()
+        await self.read_new_entries(now_s)
         if self._replay_found:
             await self._state.write(lease, [Delete(self._key)])
             self._replay_found = False
@@ -204,9 +209,13 @@ class SharedRecorder(_HistoryStream):
         self._entries.append(reading)
         self._until_s = max(self._until_s, reading.starts_at_s)
 
-    def _apply_entry(self, reading: CarbonReading) -> None:
+    def _apply_entry(self, reading: CarbonReading, now_s: float) -> None:
         if reading.simulated:
             self._replay_found = True
+            return
+        if why := stored_fault(reading, now_s):
+            self.set_aside += 1
+            LOG.warning("an entry is left out", key=self._key, why=why, left_out=self.set_aside)
             return
         key = _entry_key(reading)
         if self._pending and any(_entry_key(waiting) == key for waiting in self._pending):

@@ -17,7 +17,7 @@ import structlog
 
 from carbon_feed.core.fallback import fallback_reason_of
 from carbon_feed.core.history import AddResult, History
-from carbon_feed.core.validation import Refusal
+from carbon_feed.core.validation import AHEAD_MAX_S, Refusal
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.forecast.incremental import Breaks, Incremental, T
@@ -176,6 +176,7 @@ class ZoneForecasts:
         """
         keys = state.keys
         forecast = await state.get(keys.carbon_forecast(self.series), CarbonForecast)
+        forecast = forecast if forecast is None or forecast.issued_at_s <= now_s + AHEAD_MAX_S else None
         found = await state.get(keys.carbon_ratio(self.series), CarbonRatio)
         scores: list[CarbonScores] = []
         if not 0 <= now_s - self._followed_s < FOLLOW_SCORES_S:
@@ -291,8 +292,9 @@ class ZoneForecasts:
         self.forecast_reason = "; ".join(p for p in (refused, self._own_reason) if p) if chosen is None else ""
 
     def _unless_expired(self, forecast: CarbonForecast | None, now_s: float) -> CarbonForecast | None:
-        """A forecast that is neither too old nor over."""
-        if forecast is None or now_s - forecast.issued_at_s > AGE_MAX_S / self._speedup + ISSUE_MIN_S:
+        """A forecast that is neither too old nor over, nor issued ahead of time."""
+        age_max_s = AGE_MAX_S / self._speedup + ISSUE_MIN_S
+        if forecast is None or not -AHEAD_MAX_S <= now_s - forecast.issued_at_s <= age_max_s:
             return None
         return forecast if forecast.bands and forecast.bands[-1].ends_at_s > now_s else None
 

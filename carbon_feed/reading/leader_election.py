@@ -16,6 +16,7 @@ from trefoil.core.common import Lease
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.files import FileTrouble, replace_file
 from trefoil.runtime.state import State
+from trefoil.runtime.state_errors import believed_epoch
 from trefoil.runtime.state_files import as_epoch, read_state
 from trefoil.runtime.telemetry import Metrics
 
@@ -72,9 +73,19 @@ class LeaderElection:
         held = await self._state.holder(self.name)
         self.holder = held.holder if held is not None else ""
         if held is not None and held.epoch > self._highest_epoch:  # whoever empties Redis shall not send us back
-            self._highest_epoch = max(held.epoch, self._known_epoch())
+            known = self._known_epoch()
+            self._highest_epoch = max(believed_epoch(held.epoch, known), known)
             self._save_epoch()
         return held is None
+
+    async def counted_epoch(self) -> int:
+        """Highest epoch that the role was taken under, as far as it can be true.
+
+        Raises:
+            errors.StateUnavailable: Redis does not answer.
+        """
+        counted = await self._state.epoch_of(self.name)
+        return max(believed_epoch(counted, self._highest_epoch), self._highest_epoch)
 
     async def acquire(self) -> Lease | None:
         """Acquire the lease; None: somebody was faster.

@@ -19,7 +19,7 @@ from carbon_feed.core.fallback import FallbackLadder, FallbackView, ProviderAnsw
 from carbon_feed.core.history import History
 from carbon_feed.core.hour_of_week import HourOfWeekProfile
 from carbon_feed.core.observation import Observation
-from carbon_feed.core.validation import Cause, Refusal
+from carbon_feed.core.validation import Cause, Refusal, order_fault, stored_fault
 from carbon_feed.history.recorder import LocalRecorder, SharedRecorder
 from carbon_feed.providers import LiveProvider, PolledProvider, Provider, ProviderFailure
 from carbon_feed.reading.forecasts import ZoneForecasts
@@ -80,6 +80,8 @@ class ZoneLoop:
         self._verify_redis = True
         self._changed = asyncio.Event()
         self._redis_error = ""
+        self._stood: CarbonReading | None = None  # in Redis, when it was looked at last
+        self._not_believed = ""
         self._log = structlog.get_logger().bind(zone=settings.zone)
 
     @property
@@ -94,7 +96,7 @@ class ZoneLoop:
             polled.restore_usage(self._clock.now_s())
         if self._polled:
             try:
-                self._adopt(await self._state.get(self._now_key, CarbonReading))
+                self._adopt(await self._stored())
             except errors.StateUnavailable as error:
                 self._redis_failed(str(error))
         await self._read(self._clock.now_s(), poll=not self._polled)
@@ -250,8 +252,24 @@ class ZoneLoop:
             return
         if stored.rung <= Rung.SECONDARY:
             self._accepted = stored
-        if self.reading is None or (stored.epoch, stored.as_of) > (self.reading.epoch, self.reading.as_of):
+        held, stood, self._stood = self.reading, self._stood, stored
+        if held is None or (stored.epoch, stored.as_of) > (held.epoch, held.as_of):
             self._put_in_force(stored, "as the zone's holder says")
+        elif stored.epoch == held.epoch and stored == stood and stored != held:  # a lie does not stand that long
+            self._put_in_force(stored, "as the zone's holder says again")
+
+    async def _stored(self) -> CarbonReading | None:
+        """What the zone's holder wrote; None where it is nothing that it can have written. Raises like `State.get`."""
+        stored = await self._state.get(self._now_key, CarbonReading)
+        if stored is None:
+            return None
+        as_of = self.reading.as_of if self.reading is not None else 0
+        why = stored_fault(stored, self._clock.now_s())
+        why = why or order_fault(stored, await self._election.counted_epoch(), as_of)
+        if why and why != self._not_believed:
+            self._log.warning("the reading in Redis is left out", key=self._now_key, why=why)
+        self._not_believed = why
+        return None if why else stored
 
     def _put_in_force(self, reading: CarbonReading, why: str) -> None:
         """Put a reading in force in this process: log it, count it, wake who watches."""
@@ -287,8 +305,8 @@ class ZoneLoop:
     async def _follow(self) -> None:
         if not self._polled:
             return
-        await self._recorder.read_new_entries()
-        self._adopt(await self._state.get(self._now_key, CarbonReading))
+        await self._recorder.read_new_entries(self._clock.now_s())
+        self._adopt(await self._stored())
         if self._election.holder:
             await self.forecasts.follow(self._state, self._clock.now_s())
 
@@ -297,7 +315,7 @@ class ZoneLoop:
         now_s = self._clock.now_s()
         for polled in self._polled:
             polled.start_leading(now_s, lease.epoch)
-        stored = await self._state.get(self._now_key, CarbonReading)
+        stored = await self._stored()
         if self.reading is not None:
             as_of = max(self.reading.as_of, stored.as_of + 1 if stored is not None else 0)
             self._put_in_force(replace(self.reading, epoch=lease.epoch, as_of=as_of), "role taken")

@@ -1,6 +1,7 @@
 """The poller's shell: who asks, what outlives a failure, a restart and a silent Redis."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,9 @@ from carbon_feed.providers.web import AnswerCache
 from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core import errors
-from trefoil.core.carbon import CarbonReading, Quality, Rung
-from trefoil.runtime import config
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung
+from trefoil.core.common import Lease
+from trefoil.runtime import codec, config
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
@@ -452,3 +454,90 @@ async def test_a_feed_that_is_alone_keeps_its_quota_without_redis_too(make, prov
         assert provider.sent == 1
         assert again.reading is None, "nothing is known, and nothing made up"
         assert again.health(NOW_S).asked_today == 1
+
+
+async def put(state, key, value):
+    await state._client.set(key, codec.encode(value))
+
+
+LIES = {
+    "a later revision": {"as_of": 1_000},
+    "the last revision": {"as_of": 2**64 - 1},
+    "a later epoch": {"epoch": 7},
+    "the last epoch": {"epoch": 2**64 - 1},
+    "another value": {},
+    "of tomorrow": {"starts_at_s": NOW_S + DAY_S, "ends_at_s": NOW_S + DAY_S + STEP_S, "observed_at_s": NOW_S + DAY_S},
+    "known tomorrow": {"fetched_at_s": NOW_S + DAY_S, "as_of": 9},
+    "of a whole day": {"ends_at_s": NOW_S + DAY_S, "as_of": 9},
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+async def test_a_false_reading_in_redis_is_followed_no_longer_than_it_stands(make, state, clock, name):
+    holder, follower = make("a"), make("b")
+    await holder.init()
+    await ticks(holder, 2)
+    await ticks(follower, 1)
+    lie = replace(holder.reading, intensity_g_per_kwh=1.0, **LIES[name])
+    await put(state, state.keys.carbon_now(holder.series), lie)
+    await ticks(follower, 0.5)
+    await ticks(holder, 1)
+    await ticks(follower, 1.5)
+    assert (await state.get(state.keys.carbon_now(holder.series), CarbonReading)).intensity_g_per_kwh == 200.0
+    assert follower.reading.intensity_g_per_kwh == 200.0
+    await put(state, state.keys.carbon_now(holder.series), lie)
+    await expire(state)
+    after = make(
+        "c"
+    )  # a start on the lie, and its holder is gone: what can be true holds until it is contradicted twice
+    await after.init()
+    await ticks(after, 2)
+    for _ in range(2 if name in ("a later revision", "another value") else 0):
+        clock.move(STEP_S)
+        await expire(state)
+        await ticks(after, 2)
+    assert (after.leading, after.reading.intensity_g_per_kwh) == (True, 200.0)
+    assert (await state.get(state.keys.carbon_now(after.series), CarbonReading)).intensity_g_per_kwh == 200.0
+
+
+@pytest.mark.parametrize("name", ["of tomorrow", "known tomorrow", "of a whole day"])
+async def test_a_false_entry_of_the_past_is_no_history_and_is_not_carried(make, provider, state, clock, name):
+    loop = make("a")
+    await loop.init()
+    await ticks(loop, 2)
+    key = state.keys.carbon_history(loop.series)
+    lie = replace(loop.reading, intensity_g_per_kwh=1.0, quality=Quality.MEASURED, **LIES[name])
+    await state._client.xadd(key, {"d": codec.encode(lie)})
+    await state._client.delete(state.keys.carbon_now(loop.series))
+    await expire(state)
+    provider.value = None
+    after = make("b")
+    await after.init()
+    await ticks(after, 2)
+    assert (after.reading.rung, after.reading.intensity_g_per_kwh) == (Rung.CARRIED, 200.0)
+    assert [piece.reading.intensity_g_per_kwh for piece in after.history.between(0.0, 1e12)] == [200.0]
+    assert after._recorder.set_aside == 1
+
+
+async def test_a_forecast_that_is_issued_ahead_of_time_is_not_adopted(make, state, clock):
+    holder, follower = make("a"), make("b")
+    await ticks(holder, 1)
+    ahead_s = NOW_S + 365 * DAY_S
+    lie = CarbonForecast(holder.series, "metered", ahead_s, (CarbonBand(ahead_s, ahead_s + 3600.0, 1.0, 1.0, 1.0),))
+    await put(state, state.keys.carbon_forecast(holder.series), lie)
+    await ticks(follower, 1)
+    assert follower.forecasts.forecast is None
+    await expire(state)
+    await ticks(follower, 1)
+    await follower.forecasts.refresh(clock.now_s())
+    assert (follower.leading, follower.forecasts.forecast) == (True, None)
+
+
+async def test_an_epoch_that_no_lease_can_have_reached_is_not_remembered(make, state):
+    loop = make("a")
+    await put(state, state.keys.lease("feed:Z"), Lease("feed:Z", "nobody", 10**12, 1e12))
+    await state._client.pexpire(state.keys.lease("feed:Z"), 5_000)
+    await ticks(loop, 1)
+    await expire(state)
+    await ticks(loop, 1)
+    assert loop._election.lease.epoch == 1
