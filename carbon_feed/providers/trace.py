@@ -23,7 +23,7 @@ from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Quality
 from trefoil.core.units import HOUR_S
-from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, read_rows, time_unit, zone_of
+from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, number_remedy, read_rows, time_unit, zone_of
 
 TOLERANCE_S: Final = 1e-3
 NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
@@ -214,10 +214,10 @@ class _Series:
     def _is_estimate(self, where: str, cell: str) -> bool:
         """Whether a mark says so: a word, or 1 as tables of numbers write true."""
         number, word = number_of(cell), cell.lower()
-        if number is None and word not in (*MARKED, *UNMARKED):
+        if number not in (0, 1) and word not in (*MARKED, *UNMARKED):
             raise errors.TraceError(
                 f"{where}: no mark of an estimate", field=self._names[self._columns.estimated], value=cell,
-                remedy="write true or false",
+                remedy="write true or false, or 1 or 0",
             )  # fmt: skip
         return word in MARKED or number == 1
 
@@ -245,8 +245,9 @@ class _Series:
         if number is None:
             what = "no value" if cell.lower() in NO_VALUE else "not a number"
             raise errors.TraceError(
-                f"{where}: {what}", field=name, value=cell, remedy="fill it in; values are never invented here"
-            )
+                f"{where}: {what}", field=name, value=cell,
+                remedy=number_remedy(cell, "fill it in; values are never invented here"),
+            )  # fmt: skip
         value = number * self._columns.g_per_kwh
         if value < self._low:
             raise errors.TraceError(
@@ -297,8 +298,9 @@ def _check_step(where: str, name: str, cell: str, times: list[float], at_s: floa
     difference_s = at_s - times[-1]
     if difference_s <= 0:
         raise errors.TraceError(
-            f"{where}: not after the line before", field=name, value=cell, remedy="sort the rows and drop repeated ones"
-        )
+            f"{where}: not after the line before", field=name, value=cell,
+            remedy="sort the rows, one row a time: of one zone, with date and hour in one column",
+        )  # fmt: skip
     if len(times) < 2 or options.gaps != "refuse":
         return
     step_s = times[1] - times[0]

@@ -27,6 +27,15 @@ MAPS_ROWS = (
     "2022-01-01 00:00:00,USA,US-X,209.5,273.7,55.3,a,false,",
     "2022-01-01 01:00:00,USA,US-X,225.0,290.6,52.7,a,true,TIME_SLICER_AVERAGE",
 )
+MAPS_2024 = (
+    "Datetime (UTC),Country,Zone name,Zone id,Carbon intensity gCO₂eq/kWh (direct),"
+    "Carbon intensity gCO₂eq/kWh (Life cycle),Carbon-free energy percentage (CFE%),Renewable energy percentage (RE%),"
+    "Data source,Data estimated,Data estimation method"
+)
+MAPS_ROWS_2024 = (
+    "2022-01-01 00:00:00,USA,X,US-X,209.5,273.7,55.3,40.1,a,false,",
+    "2022-01-01 01:00:00,USA,X,US-X,225.0,290.6,52.7,40.2,a,true,TIME_SLICER_AVERAGE",
+)
 LOCAL = ("2022-01-01 01:00,2022-01-01 00:00,10", "2022-01-01 02:00,2022-01-01 01:00,20")
 READ = (
     hourly("pounds per megawatt hour", "carbon_intensity_lb_per_mwh", (1000, 870), read(453.59237, 394.6253619)),
@@ -52,6 +61,28 @@ READ = (
         read(453.59237, 394.6253619, step_s=300.0),
     ),
     row("Electricity Maps: an estimate stays one", MAPS, MAPS_ROWS, read(273.7, 290.6, estimates=(1,))),
+    row("Electricity Maps since 2024", MAPS_2024, MAPS_ROWS_2024, read(273.7, 290.6, estimates=(1,))),
+    row(
+        "Electricity Maps since 2024: direct",
+        MAPS_2024,
+        MAPS_ROWS_2024,
+        read(209.5, 225.0, estimates=(1,)),
+        factors="direct",
+    ),
+    row(
+        "Electricity Maps' API, JSON lines",
+        '{"zone":"DE","carbonIntensity":300,"datetime":"2022-01-01T00:00:00.000Z","isEstimated":true}',
+        ('{"zone":"DE","carbonIntensity":310,"datetime":"2022-01-01T01:00:00.000Z","isEstimated":false}',),
+        read(300.0, 310.0, estimates=(0,)),
+        unit="g/kWh",
+    ),
+    row(
+        "NESO's generation mix",
+        "DATETIME,GAS,COAL,CARBON_INTENSITY,LOW_CARBON_perc",
+        ("2009-01-01 00:00:00,8369.0,15037.0,529.0,24.7", "2009-01-01 00:30:00,8498.0,15089.0,528.0,24.1"),
+        read(529.0, 528.0, step_s=1800.0),
+        unit="g/kWh",
+    ),
     row("Electricity Maps: direct", MAPS, MAPS_ROWS, read(209.5, 225.0, estimates=(1,)), factors="direct"),
     row(
         "Electricity Maps: estimates are missing rows",
@@ -79,6 +110,13 @@ READ = (
         "local_time,intensity_g_per_kwh",
         ("2022-03-13 01:00,1", "2022-03-13 03:00,2"),
         read(1.0, 2.0),
+        timezone="America/Los_Angeles",
+    ),
+    row(
+        "a night of summer time",
+        "local_time,intensity_g_per_kwh",
+        ("2024-11-03 00:00,1", "2024-11-03 01:00,2", "2024-11-03 01:00,3", "2024-11-03 02:00,4"),
+        read(1.0, 2.0, 3.0, 4.0),
         timezone="America/Los_Angeles",
     ),
     row(
@@ -156,6 +194,29 @@ REFUSED = (
         tuple(f"{at},1,{mark}" for at, mark in zip(HOURS, ("A", "E", "A"), strict=True)),
         r"estimated = .A.: .*line 2: no mark of an estimate",
     ),
+    row(
+        "estimates by a share",
+        "datetime_utc,intensity_g_per_kwh,estimated",
+        (f"{HOURS[0]},1,0.5", f"{HOURS[1]},2,0"),
+        r"estimated = '0.5': .*no mark of an estimate",
+    ),
+    row(
+        "Energinet: decimal commas",
+        "Minutes5UTC;Minutes5DK;PriceArea;CO2Emission",
+        ("2024-01-01 00:00;2024-01-01 01:00;DK1;85,00", "2024-01-01 00:05;2024-01-01 01:05;DK1;86,00"),
+        r"CO2Emission = '85,00': .*decimals with a point",
+        time_column="Minutes5UTC",
+        value_column="CO2Emission",
+        unit="g/kWh",
+    ),
+    row("date and hour apart", "date,hour,g/kWh", ("2024-01-01,0,2", "2024-01-01,1,1"), r"date and hour in one column"),
+    row(
+        "two zones", "datetime_utc,zone,g/kWh", (f"{HOURS[0]},DE,1", f"{HOURS[0]},FR,2"), r"one row a time: of one zone"
+    ),
+    row(
+        "ENTSO-E: times from and to", "MTU time (UTC),g/kWh", ("01.01.2023 00:00 - 01.01.2023 01:00,2",), r"not a time"
+    ),
+    row("WattTime v3 without its unit", "point_time,value", (f"{HOURS[0]},870",), r"set trace.value_column"),
     row("estimates that nothing stands for", MAPS, MAPS_ROWS, r"line 3: an estimate.*gaps", estimates=False),
     hourly("negative averages", "intensity_g_per_kwh", (-1, 2), r"line 2: negative.*marginal"),
 )

@@ -179,6 +179,51 @@ ADOPTED = (
         Family({"parameters[labels]": "cat/dog, bird", "parameters[hf_model]": "org/name"}),
     ),
     row(
+        "Triton's tutorial of ONNX Runtime on CUDA: memory limit in parameters",
+        Model(
+            ONNX + 'parameters { key: "cudnn_conv_algo_search" value: { string_value: "0" } }\n'
+            'parameters { key: "gpu_mem_limit" value: { string_value: "4294967200" } }'
+        ),
+        Family({"parameters[cudnn_conv_algo_search]": "0", "parameters[gpu_mem_limit]": "4294967200"}),
+    ),
+    row(
+        "Triton's tutorial of OpenVINO inside of ONNX Runtime, on CPUs",
+        Model(
+            ONNX + 'optimization { execution_accelerators { cpu_execution_accelerator : [ { name : "openvino" } ] }}'
+            " instance_group [ { count: 2 kind: KIND_CPU } ]"
+        ),
+        Family(
+            {"optimization.execution_accelerators.cpu_execution_accelerator[0].name": "openvino"},
+            ("optimization acts where", "instance_group [{ count: 2 kind: KIND_CPU }] is left out"),
+        ),
+    ),
+    row(
+        "CUDA graphs asked of ONNX Runtime",
+        Model(ONNX + "optimization { cuda { graphs: true busy_wait_events: true } }"),
+        Family({"optimization.cuda.graphs": True}, ("optimization acts where",)),
+    ),
+    row(
+        "one version by its number",
+        Model(
+            ONNX + "version_policy: { specific { versions: [ 1, 3 ] } }",
+            files={"2/model.onnx": "=", "3/model.onnx": "="},
+        ),
+        Family({"version_policy": False}, ("versions 1, 3 are served there, 3 is taken",)),
+    ),
+    row(
+        "one answer, said",
+        Model(ONNX + "model_transaction_policy { decoupled: False }"),
+        Family({"model_transaction_policy.decoupled": False}),
+    ),
+    row(
+        "priorities and a queue policy",
+        Model(
+            ONNX + "dynamic_batching { priority_levels: 2 default_priority_level: 1 preserve_ordering: true"
+            " default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 9000 max_queue_size: 10 } }"
+        ),
+        Family({"dynamic_batching.priority_levels": 2, "dynamic_batching.default_queue_policy.max_queue_size": 10}),
+    ),
+    row(
         "threads of the backend",
         Model(ONNX + 'parameters { key: "intra_op_thread_count" value { string_value: "4" } }'),
         Family({"parameters[intra_op_thread_count]": None}, ("parameters.intra_op_thread_count 4 is left out",)),
@@ -365,6 +410,25 @@ REFUSED = (
         "a python model with a file of ours",
         Model('backend: "python" max_batch_size: 8' + XY, model="1/model.py", files={"1/decoder.py": "x"}),
         "file = 'decoder.py'.*another name",
+    ),
+    row(
+        "python_backend's example of a platform handler",
+        Model('backend: "python" platform: "pytorch" max_batch_size: 8' + XY, model="1/model.py"),
+        r"platform = 'pytorch': .*Remedy: write model.py as a TritonPythonModel",
+    ),
+    row(
+        "Triton's tutorial of Stable Diffusion: a backend of its own, before optional inputs",
+        Model('backend: "diffusion"' + XY.replace("dims: [ 4 ]", "dims: [ 4 ] optional: true"), model="1/model.py"),
+        r"backend = 'diffusion': .*one of onnxruntime, tensorrt, python, vllm, tensorrtllm: export",
+    ),
+    row(
+        "Triton's example of sequences, on CPUs",
+        Model(
+            ONNX + "sequence_batching { max_sequence_idle_microseconds: 10000000 oldest { } control_input ["
+            ' { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }'
+            " instance_group [ { count: 2 kind: KIND_CPU } ]"
+        ),
+        r"sequence_batching = ",
     ),
     row("DALI", Model('backend: "dali" max_batch_size: 8' + XY, model="1/model.dali"), "backend = 'dali'.*ONNX"),
     row("PyTorch", Model('platform: "pytorch_libtorch"' + XY, model="1/model.pt"), "backend = 'pytorch_libtorch'"),

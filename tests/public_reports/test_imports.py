@@ -122,7 +122,7 @@ def test_a_public_model_that_cannot_be_a_variant_is_refused_by_name(report, tmp_
     result = imported(report.input, tmp_path)
     refused(result)
     assert re.search(report.expected, result.output, re.DOTALL), result.output
-    assert len(result.output.splitlines()) == 1
+    assert sum(not line.startswith("working, ") for line in result.output.splitlines()) == 1  # of a slow machine
     assert not (tmp_path / "ours" / "f").exists()
 
 

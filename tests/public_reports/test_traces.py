@@ -49,7 +49,7 @@ def test_a_trace_is_one_load_whoever_reads_it(report, tmp_path):
 def test_a_trace_that_nobody_can_tell_is_refused_by_every_reader(report, tmp_path):
     text, options = report.input
     path = tmp_path / "trace.csv"
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     for read in (
         lambda: arrivals_of(scenario(path, options)),
         lambda: ArrivalTrace(path, options=TraceOptions(**options)).times_s(1),

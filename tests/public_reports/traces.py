@@ -1,5 +1,7 @@
 """Traces of requests in the layouts of public data sets. Expected: requests, span [s]; or words of the refusal."""
 
+import gzip
+
 from tests.public_reports.report import Report
 
 KIND = "trace"
@@ -12,7 +14,7 @@ def minutes(*rows: str) -> str:
     )
 
 
-def row(source: str, text: str, expected: object, **options: object) -> Report:
+def row(source: str, text: str | bytes, expected: object, **options: object) -> Report:
     return Report(KIND, source, (text, options), expected)
 
 
@@ -30,6 +32,32 @@ READ = (
         "hourly counts, dates without separators", "timestamp,views\n2015100100,3600\n2015100101,7200\n", (10_800, 7200)
     ),
     row("rates in queries per second", "time_s,qps\n0,10\n30,20\n60,30\n", (1800, 90)),
+    row(
+        "Locust: a rate, by setting",
+        "Timestamp,User Count,Requests/s,Failures/s,Total Request Count\n"
+        "1700000000,10,10.0,0,1\n1700000001,10,20.0,0,11\n",
+        (30, 2),
+        column="Requests/s",
+    ),
+    row(
+        "a mean rate by setting",
+        "timestamp,avg_rps\n2024-05-10 00:00,10\n2024-05-10 00:05,20\n",
+        (9000, 600),
+        column="avg_rps",
+    ),
+    row(
+        "JMeter",
+        "timeStamp,elapsed,label,success,Latency,IdleTime,Connect\n1700000000500,10,a,true,1,0,1\n"
+        "1700000000700,10,a,true,1,0,1\n1700000003000,9,b,true,1,0,1\n",
+        (3, 3),
+    ),
+    row(
+        "Vegeta: nanoseconds without a header, by setting",
+        "1700000000000000000,200,1234,GET\n1700000000700000000,200,999,GET\n",
+        (2, 1),
+        time_column="1",
+    ),
+    row("headers in capitals, semicolons", "SECOND;REQUESTS\n0;10\n1;20\n", (30, 2)),
     row("rates with their unit", "datetime;requests/min\n2024-01-01T00:00Z;60\n2024-01-01T00:10Z;120\n", (1800, 1200)),
     row("seconds since 1970 with counts", "timestamp,count\n1700000000,5\n1700000060,7\n", (12, 120)),
     row("Azure Functions 2019", minutes("o1,a1,f1,http,3,1,2", "o1,a1,f2,timer,1,1,1", "o2,a2,f3,queue"), (9, 86_400)),
@@ -134,6 +162,11 @@ READ = (
     row("plain seconds since 1970", "1700000000.5\n1700000001.5\n", (2, 2)),
     row("plain milliseconds since 1970", "timestamp\n1700000000500\n1700000002500\n", (2, 3)),
     row("arrival times from the beginning of the load", "arrival_s,tokens\n2.0,9\n3.5,9\n", (2, 4)),
+    row(
+        "microseconds since 1970",
+        "timestamp,model\n1700000000000000,a\n1700000000500000,a\n1700000003000000,b\n",
+        (3, 4),
+    ),
     row("a byte-order mark, comments and empty lines", "\ufeff# where from\nsecond,requests\n\n0,1\n1,2\n", (3, 2)),
     row(
         "columns by setting",
@@ -151,7 +184,43 @@ REFUSED = (
     row("unknown columns", "second,latency_ms\n0,10\n1,20\n", r"unknown header.*set column"),
     row("nothing known", "a,b\nx,1\n", r"unknown header.*time_column"),
     row("two counts", "second,requests,calls\n0,1,2\n", r"\['requests', 'calls'\].*several columns could count"),
+    row(
+        "a count and a rate",
+        "timestamp,count,rps\n2024-01-01,60,1\n",
+        r"\['count', 'rps'\].*several columns could count",
+    ),
+    row(
+        "a rate of no unit by setting",
+        "timestamp,request_rate\n2024-05-10 00:00,12\n2024-05-10 00:05,13\n",
+        r"'request_rate'.*a rate of which unit.*rename that column to rps",
+        column="request_rate",
+    ),
+    row(
+        "Grafana: a query by setting",
+        '"Time","sum(rate(http_requests_total[5m]))"\n2024-05-10 00:00:00,12.3\n2024-05-10 00:05:00,13.3\n',
+        r"a rate of which unit",
+        column="sum(rate(http_requests_total[5m]))",
+    ),
+    row(
+        "rates of no unit with a gap",
+        "timestamp,tps\n2024-05-10 00:00,12\n2024-05-10 00:05,13\n2024-05-10 00:15,9\n",
+        r"have a column 'tps': they may be samples",
+    ),
     row("two times", "timestamp,created,model\n2024-01-01,2024-01-01,a\n", r"several columns could date"),
+    row(
+        "days before months",
+        "timestamp,requests\n10/05/2024 00:00,3\n10/05/2024 00:01,3\n",
+        r"timestamp = '10/05/2024 00:00': .*not a time.*ISO 8601",
+    ),
+    row("decimal commas", "second;rps\n0;1,5\n1;2,5\n", r"rps = '1,5': .*line 2: no number.*decimals with a point"),
+    row(
+        "one JSON array",
+        '[{"timestamp": 0.5, "model": "a"},\n{"timestamp": 1.5, "model": "a"}]',
+        r"is one JSON array.*jq",
+    ),
+    row("gzip", gzip.compress(b"second,requests\n0,1\n"), r"is packed.*unpack it"),
+    row("UTF-16", "second,requests\n0,1\n".encode("utf-16"), r"is no UTF-8.*save it as UTF-8"),
+    row("an empty file", "", r"is empty"),
     row("a time of no unit", "timestamp,model\n5,a\n45,b\n", r"unit of these times is not known.*time_unit"),
     row("numbers without a header", "42\n50\n", r"numbers without a header.*bin_s.*time_unit"),
     row("several columns without a header", "0,42\n1,50\n", r"unknown header.*column"),

@@ -67,6 +67,8 @@ def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, 
     for field, value in config.ListFields():
         if field.name not in CARRIED and field.name not in LEFT:
             yield field.name, _text(value), _only_step(config) or REFUSED.get(field.name, OUTSIDE)
+    if config.platform and config.backend == PYTHON:
+        yield "platform", config.platform, "write model.py as a TritonPythonModel, and leave this out"
     if config.model_transaction_policy.decoupled and backend_of(config) not in STREAMING:
         yield "model_transaction_policy.decoupled", True, OUTSIDE
     carried = TENSOR_CARRIED | BACKEND_CARRIED.get(backend_of(config), frozenset())

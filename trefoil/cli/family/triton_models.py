@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2
 from trefoil.cli.family.config_fields import ONE_VALUE, left_fields, refused_fields, shared_fields
 from trefoil.cli.family.onnx_graph import ANY, TensorInfo, differences, graph_tensors
 from trefoil.core.errors import CatalogError, NotFound, system_error
-from trefoil.runtime.given.llm_backends import LLM_FILES, VLLM, complete_vllm, engine_args
+from trefoil.runtime.given.llm_backends import LLM_FILES, RUNNING, VLLM, complete_vllm, engine_args
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import (
     VERSION,
@@ -86,10 +86,12 @@ def read_source(repository: Path, name: str) -> Source:
     config = _config(folder, repository)
     backend = backend_of(config)
     if backend not in SOURCE_FILES:
-        for field, value, remedy in refused_fields(config):  # says more of an ensemble than its platform does
-            raise variant_error(name, field, value, remedy, folder / CONFIG)
+        if config.HasField("ensemble_scheduling"):  # of which this says more than its platform does
+            for field, value, remedy in refused_fields(config):
+                raise variant_error(name, field, value, remedy, folder / CONFIG)
         value = backend or str(config.platform)
-        raise variant_error(name, "backend", value, f"one of {', '.join(SOURCE_FILES)}: {EXPORT}", folder / CONFIG)
+        remedy = f"one of {', '.join(one for one in SOURCE_FILES if one not in RUNNING)}: {EXPORT}"
+        raise variant_error(name, "backend", value, remedy, folder / CONFIG)
     served = _served_versions(name, folder, config)
     version_folder = folder / str(served[-1])
     apart = () if backend in LLM_FILES else OURS

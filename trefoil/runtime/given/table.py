@@ -34,6 +34,9 @@ _SINCE_1970: Final = {"s": 1e9, "ms": 1e12, "us": 1e15, "ns": 1e18}  # smallest 
 _YEAR_2286_S: Final = 1e10
 _COMPACT: Final = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|/")
+_MARKED_NUMBER: Final = re.compile(r"[-+]?\d[\d.,' ]*")
+_PACKED: Final = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""First bytes of gzip, zip, bzip2, xz and zstd."""
 
 
 def read_rows(path: Path, setting: str = "trace") -> Iterator[tuple[int, list[str]]]:
@@ -48,11 +51,15 @@ def read_rows(path: Path, setting: str = "trace") -> Iterator[tuple[int, list[st
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = next((line for line in file if line.strip() and not line.startswith("#")), "")
             file.seek(0)
+            if first.startswith("["):
+                raise TraceError(f"{path} is one JSON array", field=setting, remedy="one object a line (jq -c '.[]')")
             yield from _objects(path, file) if first.startswith("{") else _cells(path, file, _delimiter(first))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise system_error(
-            TraceError, error, "be read", path, field=setting, remedy="name a CSV file of UTF-8"
-        ) from error
+    except UnicodeDecodeError as error:
+        packed = error.object.startswith(_PACKED)
+        why, remedy = ("is packed", "unpack it") if packed else ("is no UTF-8", "save it as UTF-8")
+        raise TraceError(why, field=setting, value=str(path), remedy=remedy) from error
+    except (OSError, csv.Error) as error:
+        raise system_error(TraceError, error, "be read", path, field=setting, remedy="name a CSV file") from error
 
 
 def _cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -122,6 +129,11 @@ def number_of(cell: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and "_" not in cell else None
+
+
+def number_remedy(cell: str, otherwise: str) -> str:
+    """Remedy for a cell that is no number."""
+    return "write decimals with a point, thousands without a mark" if _MARKED_NUMBER.fullmatch(cell) else otherwise
 
 
 def date_of(cell: str, zone: datetime.tzinfo = datetime.UTC) -> datetime.datetime | None:

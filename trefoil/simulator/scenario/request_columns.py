@@ -37,18 +37,20 @@ _COUNTS: Final = _of(
 )
 _FILL: Final = _of("all http no num number of sum total")
 _RATES: Final = _of("qps rps")
+_RATE_WORDS: Final = _RATES | _of("rate rates throughput tps rpm")
+_MEANS: Final = _of("average avg mean")
 _TIMES: Final = _of(
     "arrival arrived create created creation date datetime epoch invoked submit submitted time timestamp ts unix"
 )
 _ARRIVALS: Final = _of("arrival arrived invoked submit submitted")
 _OTHER_TIMES: Final = _of(
-    "completion deletion deleted duration elapsed end ended exec execution finish finished firstbyte gap inter "
+    "completion deletion deleted duration elapsed end ended exec execution finish finished firstbyte gap idle inter "
     "interarrival interval latency processing queue response rt scheduled service tokens ttft updated wait"
 )
 _PROMPTS: Final = ("context_tokens", "contexttokens", "prompt_tokens", "request tokens", "input_length")
 _ANSWERS: Final = ("generated_tokens", "generatedtokens", "completion_tokens", "response tokens", "output_length")
 """Columns of a request's tokens: Azure LLM, OpenAI's usage, BurstGPT, Alibaba Qwen and Mooncake."""
-_SAMPLES: Final = _of("load metric metrics usage util utilization value")
+_SAMPLES: Final = _RATE_WORDS | _MEANS | _of("load metric metrics usage util utilization value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,13 @@ def choose(path: Path, names: Sequence[str], row: Sequence[str], options: TraceO
 
 def _counting(path: Path, names: Sequence[str], found: Columns) -> Columns:
     """Columns of a table of counts or rates."""
-    per_s = _rate_unit_s(words_of(names[found.count])) or 0.0
+    words = words_of(names[found.count])
+    per_s = _rate_unit_s(words) or 0.0
+    if not per_s and _RATE_WORDS & set(words):
+        raise TraceError(
+            f"{path}: a rate of which unit", field="column", value=names[found.count],
+            remedy="rename that column to rps or requests/min; of counts to requests",
+        )  # fmt: skip
     bins = found.time >= 0 and words_of(names[found.time]) in [(name,) for name in _BINS]
     if found.time < 0 and not found.bin_s:
         raise TraceError(
@@ -209,7 +217,7 @@ def _counts(words: Sequence[str]) -> bool:
 
 def _rate_unit_s(words: Sequence[str]) -> float | None:
     """Seconds per unit of a rate of requests; None: the words name none."""
-    if len(words) == 1 and words[0] in _RATES:
+    if len(own := [word for word in words if word not in _MEANS]) == 1 and own[0] in _RATES:
         return 1.0
     unit = unit_of_words(words[-1:])
     parted = len(words) >= 3 and words[-2] in ("per", "/") and bool(unit)
@@ -225,11 +233,8 @@ def _time(
     if counted and words_of(names[0]) in [(name,) for name in _BINS]:
         return 0, True
     dated = [i for i, cell in enumerate(row) if number_of(cell) is not None or date_of(cell)]
-    found = [
-        i
-        for i in dated
-        if _TIMES & (words := set(words_of(names[i]))) and not _OTHER_TIMES & words
-    ]  # fmt: skip
+    named = [i for i, name in enumerate(names) if _TIMES & (words := set(words_of(name))) and not _OTHER_TIMES & words]
+    found = [i for i in named if i in dated] or ([] if options.bin_s else named)
     if not found and len(names) == 1 and dated and not counted:
         if names == ["1"] and not options.time_unit and number_of(row[0]) is not None and not since_1970(row[0]):
             raise TraceError(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.core.errors import TraceError
-from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, read_rows
+from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, number_remedy, read_rows
 from trefoil.simulator.scenario.request_columns import (
     Columns,
     TraceOptions,
@@ -195,7 +195,7 @@ class _Read:
         text = self.cell(row, place)
         value = number_of(text)
         if value is None:
-            raise self.wrong(line, place, text, "no number", "mend that line")
+            raise self.wrong(line, place, text, "no number", number_remedy(text, "mend that line"))
         return value
 
     def time(self, line: int, row: list[str]) -> float:
@@ -262,7 +262,7 @@ class _Read:
             i = int(np.argmax(wrong))
             before = f" follows {times[i - 1]:.12g}: a gap or a repetition" if i else ": not before the next"
             why = f"{self.names[place]} {times[i]:.12g}{before}"
-            self.refuse(wrong, place, times, why, "write every interval once, with 0 where nothing arrived")
+            self.refuse(wrong, place, times, why, "write every interval once, in order, with 0 where nothing arrived")
         return width_s
 
     def requests(self) -> RequestTrace:
