@@ -175,7 +175,7 @@ def parts(
         connections := StateComponent(state, clock, metrics),
         MetricsComponent(metrics, settings.metrics_address, clock, server.not_ready, connections.not_ready),
         ControlComponent(loop, reader, leadership, agents, accountant, files, declared, jobs),
-        RenewalsComponent(*renewals(settings, tls, plan_keys), clock, metrics),
+        RenewalsComponent(*renewals(settings, tls, plan_keys, settings.other_zones), clock, metrics),
         server,
         *_page(settings, servicer, clock),
     )

@@ -55,7 +55,7 @@ def build(argv: Sequence[str]) -> list[Component]:
     tokens = fronts.access if settings.tenants_file is not None else None
     drain = GracefulShutdown(local)
     tls = local.tls
-    ends, files = renewals(settings, tls, sync.plan_keys)
+    ends, files = renewals(settings, tls, sync.plan_keys, settings.other_zones)
     files.append(fronts.access.files)
     if settings.front_tls_certificate is not None and (front := settings.front_tls()) is not None:
         ends["clients' ports"] = front.end_s

@@ -52,7 +52,8 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 class Caller:
     """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
     workers have passed the request on. `trace` is metadata for its slice; `flow` and `weight` as a ticket has them.
-    `idle_slice`: it asks for an item of a job, which is no demand; that slice alone may answer, while it is idle."""
+    `idle_slice`: it asks for an item of a job, which is no demand; that slice alone may answer, while it is idle.
+    `went_away`: another worker has sent it to another zone, which has not answered it."""
 
     tenant: str = ""
     deadline_s: float | None = None
@@ -61,6 +62,7 @@ class Caller:
     flow: tuple[str, str] = ("", "")
     weight: float = 1.0
     idle_slice: SliceKey | None = None
+    went_away: bool = False
 
 
 def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
@@ -148,8 +150,7 @@ class Admission:
         idle, asked = caller.idle_slice, request_parameters.NO_PARAMETERS
         payload: tuple[bytes | memoryview, ...] = (data,)
         timeout_s, priority, sequence = 0.0, 0, _NO_SEQUENCE
-        parameters = message.parameters
-        if parameters:
+        if parameters := message.parameters:
             if "timeout" in parameters:
                 timeout_s = parameters["timeout"].int64_param / 1e6
             priority = _priority(parameters)
@@ -188,7 +189,8 @@ class Admission:
         )
         if not (caller.hops or idle):  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), tenant)
-        return Request(family, chain, queue, ticket, payload, asked, binds, caller.trace, rung=rung, idle_slice=idle)
+        return Request(family, chain, queue, ticket, payload, asked, binds, caller.trace,
+                       went_away=caller.went_away, rung=rung, idle_slice=idle)  # fmt: skip
 
     def _within_budget(
         self, caller: Caller, tenant: str, family: str, asked: RequestParameters

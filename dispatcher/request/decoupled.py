@@ -69,7 +69,7 @@ async def answer_stream(
     """
     flow = DecoupledRequest(local, inference, send, grpc_error)
 
-    async def forward(worker: WorkerId) -> None:
+    async def forward(worker: WorkerId, _: Request) -> None:
         assert inference.peers is not None
         asked = {"final": wants_final, "grpc-error": grpc_error}
         with suppress(Enough):  # booked as CANCELLED there

@@ -59,8 +59,8 @@ LOG = structlog.get_logger()
 Result = TypeVar("Result")
 Serve = Callable[[Request], Awaitable[Result]]
 """Serves an admitted request here."""
-Forward = Callable[[WorkerId], Awaitable[Result]]
-"""Lets another worker answer."""
+Forward = Callable[[WorkerId, Request], Awaitable[Result]]
+"""Lets another worker answer an admitted request."""
 LEFT: Final = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 """How requests end on their slice whose client waits no longer."""
 FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
@@ -137,10 +137,10 @@ class Inference:
         """
         return await self.handle(data, caller, self.serve, partial(self._forward, data, caller))
 
-    async def _forward(self, data: bytes, caller: Caller, worker: WorkerId) -> Answer:
-        """Let another worker answer."""
+    async def _forward(self, data: bytes, caller: Caller, worker: WorkerId, request: Request) -> Answer:
+        """Let another worker answer a request, which no zone is asked for twice."""
         assert self.peers is not None
-        told = await self.peers.forward(worker, data, caller)
+        told = await self.peers.forward(worker, data, replace(caller, went_away=request.went_away))
         return Answer((told.data,), told.trailers, told.variant, told.slice)
 
     async def handle(self, data: bytes, caller: Caller, serve: Serve[Result], forward: Forward[Result]) -> Result:
@@ -396,7 +396,7 @@ class Inference:
                 if worker is None:
                     return await serve(request)
                 request.forwarded = True  # from here on its end is booked there
-                result = await forward(worker)
+                result = await forward(worker, request)
                 self._accounting.forwarded_total[request.family] += 1
                 return result
             except ServedElsewhere as moved:
@@ -408,7 +408,7 @@ class Inference:
                 if caller.hops:
                     request.forwarded = True
                     raise
-                request.forwarded = False
+                request.forwarded, request.went_away = False, True  # it may have asked another zone
                 if self._clock.monotonic_s() > give_up_s:
                     raise Unavailable(f"no worker serves {request.family} now", remedy="try again") from error
                 await self._clock.sleep(NEWS_S)
@@ -420,9 +420,14 @@ class Inference:
 
     async def serve(self, request: Request) -> Answer:
         """Answer of another zone, or else of slices here."""
-        if self.zones.offers and (away := await self.zones.answer(request)) is not None:
-            rung = budget_receipt(request) if request.parameters.receipt else b""
-            return Answer((away[0], away[1] + rung), (), away[2], SliceKey(away[3]))
+        went_before = request.went_away
+        if self.zones.offers and not went_before:
+            if (away := await self.zones.answer(request)) is not None:
+                rung = budget_receipt(request) if request.parameters.receipt else b""
+                return Answer((away[0], away[1] + rung), (), away[2], SliceKey(away[3]))
+            moved = self._routing.table.elsewhere.get(request.ticket.family)  # since it went there
+            if request.went_away != went_before and moved:
+                raise ServedElsewhere(f"{request.family} is served by other workers", remedy="try again")
         if len(request.chain) > 1:
             return await self._serve_stages(request)
         data, trailers, version = await self._at_slice(request)

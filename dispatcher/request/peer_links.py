@@ -337,7 +337,8 @@ def _may_reach(target: str) -> bool:
 
 def _caller(caller: Caller) -> bytes:
     told = {"tenant": caller.tenant, "hops": caller.hops + 1, "trace": caller.trace}
-    return json.dumps({**told, "flow": caller.flow, "weight": caller.weight}).encode()
+    told |= {"flow": caller.flow, "weight": caller.weight, "went_away": caller.went_away}
+    return json.dumps(told).encode()
 
 
 def caller_of(data: bytes, deadline_s: float | None) -> Caller:
@@ -348,6 +349,7 @@ def caller_of(data: bytes, deadline_s: float | None) -> Caller:
     return Caller(
         tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]), trace=trace,
         flow=(str(host), str(connection)), weight=float(told.get("weight", 1.0)),
+        went_away=told.get("went_away") is True,
     )  # fmt: skip
 
 

@@ -99,11 +99,11 @@ class TracedInference(Inference):
                 if spans.infer is not None:  # its client has left
                     _end(spans.infer, "CANCELLED")
 
-        async def forwarded(worker: WorkerId) -> Result:
+        async def forwarded(worker: WorkerId, request: Request) -> Result:
             if admit.is_recording():
                 _end(admit, OK)
             whole.set_attribute("trefoil.worker", worker_name(worker))
-            return await forward(worker)
+            return await forward(worker, request)
 
         code = "UNKNOWN"
         try:

@@ -1,15 +1,16 @@
 """Requests that another zone answers, because it emits less there (core/zone_choice.py).
 
-A request goes once from a worker: it is marked, and the dispatcher there forwards it no further. It is booked there, to
-the tenant that this zone is there; here it counts as arrived, so that there is capacity for it. What comes back without
-an answer, or not in time, is served here: inference has no side effects, so a request may be executed twice.
+A request goes once: it is marked, and neither the dispatcher there nor another worker here forwards it to a zone. It is
+booked there, to the tenant that this zone is there; here it counts as arrived, so that there is capacity for it. What
+comes back without an answer, or not in time, is served here. It is counted as "returned" if the zone surely did not
+execute it, else as "repeated": its call is cancelled first, and inference has no side effects.
 """
 
 import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import structlog
@@ -22,17 +23,19 @@ from dispatcher.routing.core.receipts import CARBON, ENERGY
 from dispatcher.routing.request_parameters import FORWARDED, MIN_ACCURACY, RECEIPT, SLO_MS
 from dispatcher.routing.slices import SERVICE
 from dispatcher.service.local_worker import LocalWorker
+from dispatcher.transport.calls import Keepalive, Metadata, NotTaken, Parts
 from dispatcher.transport.core import kserve_wire
-from dispatcher.transport.core.grpc_framing import JOIN
+from dispatcher.transport.h2_channel import H2Channel, open_channel
 from trefoil.core.demand import PROBE_TENANT
 from trefoil.core.errors import InvalidInput
 from trefoil.core.jobs.planned import RequestOffer
 from trefoil.core.units import MG_PER_G
-from trefoil.runtime.security.zone_channel import ZoneChannel
+from trefoil.runtime.security.zone_channel import CLOSE_S, zone_tls
 
 LOG = structlog.get_logger()
 LOOK_S: Final = 1.0  # between two probes of a zone
 PROBE_S: Final = 2.0
+KEEPALIVE: Final = Keepalive(every_s=2.0, timeout_s=2.0)
 FOLLOWED_S: Final = 30.0  # then offers are forgotten: the plan is read every two seconds
 ZONE, MOVED_J, MOVED_G = "trefoil_zone", "trefoil_moved_j", "trefoil_moved_g"
 LATE: Final = 2.0  # times its limit: the latency that counts for a request which had no answer in time
@@ -41,7 +44,8 @@ REFUSED: Final = (
     STATUS.UNAUTHENTICATED, STATUS.PERMISSION_DENIED, STATUS.RESOURCE_EXHAUSTED, STATUS.UNIMPLEMENTED,
     STATUS.NOT_FOUND, STATUS.FAILED_PRECONDITION,
 )  # fmt: skip
-"""Statuses by which a zone refuses a family's requests, whatever each asks for."""
+"""Statuses by which a zone refuses a family's requests, whatever each asks for; none was executed."""
+NOT_EXECUTED: Final = (*REFUSED, STATUS.INVALID_ARGUMENT)
 
 
 class ZoneRequests:
@@ -51,11 +55,9 @@ class ZoneRequests:
         """Raises SettingError: certificates that cannot be used, or a token that would leave in clear text."""
         settings = local.settings
         serving = [peer for peer in settings.other_zones if peer.inference_address]
-        self._channels = {
-            peer.zone: ZoneChannel(peer.model_copy(update={"address": peer.inference_address}), settings)
-            for peer in serving
-        }
-        self._sights = {zone: ZoneSight() for zone in self._channels}
+        self._peers = {peer.zone: (peer, zone_tls(peer, settings, peer.inference_address)) for peer in serving}
+        self._channels: dict[str, H2Channel] = {}
+        self._sights = {zone: ZoneSight() for zone in self._peers}
         self._there = defaultdict[tuple[str, str], FamilyThere](FamilyThere)
         self.offers: dict[str, list[RequestOffer]] = {}
         """Those that are followed, by family."""
@@ -66,13 +68,13 @@ class ZoneRequests:
 
     def __bool__(self) -> bool:
         """Whether any zone may answer."""
-        return bool(self._channels)
+        return bool(self._peers)
 
     def follow(self, offers: Iterable[RequestOffer]) -> None:
         """Follow the offers of the plan that is in force."""
         self.offers, self._followed_s = {}, self._clock.monotonic_s()
         for offer in offers:
-            if offer.zone in self._channels:
+            if offer.zone in self._peers:
                 self.offers.setdefault(offer.family, []).append(offer)
                 self._there[offer.family, offer.zone]  # from now on it is there
 
@@ -88,29 +90,30 @@ class ZoneRequests:
 
     async def shutdown(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            await channel.close()
+        await asyncio.gather(*(channel.close(CLOSE_S) for channel in self._channels.values()))
 
     async def _probe(self, zone: str) -> None:
         began_s, sight = self._clock.monotonic_s(), self._sights[zone]
         try:
-            await self._call(zone, "ServerLive", b"", PROBE_S)
+            await self._call(zone, "ServerLive", (b"",), PROBE_S)
         except grpc.aio.AioRpcError as error:
             self._lose(zone, error)
         else:
-            sight.reached((self._clock.monotonic_s() - began_s) * 1e3)
+            now_s = self._clock.monotonic_s()
+            sight.reached((now_s - began_s) * 1e3, now_s)
 
-    async def _call(self, zone: str, method: str, data: bytes, timeout_s: float, metadata: Any = ()) -> bytes:
-        channel = await self._channels[zone].get()
-        answer: bytes = await channel.unary_unary(f"/{SERVICE}/{method}")(
-            data, timeout=timeout_s, metadata=tuple(metadata)
-        )
-        return answer
+    async def _call(self, zone: str, method: str, parts: Parts, timeout_s: float, metadata: Metadata = ()) -> bytes:
+        peer, tls = self._peers[zone]
+        if (channel := self._channels.get(zone)) is None:
+            channel = self._channels[zone] = open_channel(peer.inference_address, tls, keepalive=KEEPALIVE)
+        if peer.token is not None:
+            metadata = (*metadata, ("authorization", f"Bearer {peer.token.get_secret_value()}"))
+        return (await channel.unary(f"/{SERVICE}/{method}", parts, timeout_s, metadata))[0]
 
     async def answer(self, request: Request) -> tuple[bytes, bytes, str, str] | None:
         """Answer of another zone: what it sent, parameters to append, its variant, its name; None: serve it here."""
         offers, ticket = self.offers.get(request.family), request.ticket
-        stays = request.parameters.forwarded or request.went_away or request.idle_slice is not None
+        stays = request.parameters.forwarded or request.idle_slice is not None
         if not offers or stays or ticket.sequence_id:
             return None
         began_s = self._clock.monotonic_s()
@@ -126,28 +129,23 @@ class ZoneRequests:
         if offer is None:
             return None
         request.went_away = True
-        there, data = self._there[request.family, offer.zone], self._marked(request, offer, limit_ms)
+        there, parts = self._there[request.family, offer.zone], self._marked(request, offer, limit_ms)
         there.sent(ticket.items)
-        took_ms, outcome, found = math.nan, "returned", None
+        took_ms, outcome, found = math.nan, "repeated", None
         try:
-            answer = await self._call(offer.zone, "ModelInfer", data, limit_ms / 1e3, request.trace)
-            took_ms, found = (self._clock.monotonic_s() - began_s) * 1e3, self._read(request, offer.zone, data, answer)
+            wait_s = there.patience_ms(limit_ms) / 1e3
+            answer = await self._call(offer.zone, "ModelInfer", parts, wait_s, request.trace)
+            took_ms, found = (self._clock.monotonic_s() - began_s) * 1e3, self._read(request, offer.zone, parts, answer)
             outcome, there.answer_bytes = "answered", len(answer)
         except grpc.aio.AioRpcError as error:
-            code = error.code()
-            if code is STATUS.UNAVAILABLE:
-                self._lose(offer.zone, error)
-            elif code is STATUS.DEADLINE_EXCEEDED:
-                took_ms = LATE * limit_ms  # above this request's objective, not above one that leaves more time
-            elif code in REFUSED or (code is STATUS.INVALID_ARGUMENT and not there.answers):  # older: it has no mark
-                self._hold(offer, f"{code.name} {error.details()}")
-            elif code is not STATUS.INVALID_ARGUMENT:  # this zone will say that, too
-                took_ms = math.inf  # one of many: it may be this request alone that fails there
+            took_ms = self._failed(offer, error, LATE * limit_ms)
+            if isinstance(error, NotTaken) or error.code() in NOT_EXECUTED:
+                outcome = "returned"
         except (DecodeError, ValueError, InvalidInput) as error:
             self._hold(offer, f"its answer cannot be used: {error}")
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # else the channel was closed, for renewed certificates
+            if task is not None and task.cancelling():  # else the channel was closed
                 outcome = "left"  # by its client
                 raise
         finally:
@@ -155,20 +153,31 @@ class ZoneRequests:
             self._counts[request.family, offer.zone, outcome] += 1
         return found
 
-    def _marked(self, request: Request, offer: RequestOffer, limit_ms: float) -> bytes:
-        """Bytes of a request for another zone: what was asked of this dispatcher, what the family has here, a mark."""
+    def _failed(self, offer: RequestOffer, error: grpc.aio.AioRpcError, late_ms: float) -> float:
+        """Learn from a request without an answer; the latency that counts for it. NaN: none does."""
+        code, there = error.code(), self._there[offer.family, offer.zone]
+        if code is STATUS.UNAVAILABLE:
+            self._lose(offer.zone, error)
+        elif code is STATUS.DEADLINE_EXCEEDED:
+            return late_ms  # above this request's objective, not above one that leaves more time
+        elif code in REFUSED or (code is STATUS.INVALID_ARGUMENT and not there.answers):  # older: it has no mark
+            self._hold(offer, f"{code.name} {error.details()}")
+        elif code is not STATUS.INVALID_ARGUMENT:  # this zone will say that, too
+            return math.inf  # one of many: it may be this request alone that fails there
+        return math.nan
+
+    def _marked(self, request: Request, offer: RequestOffer, limit_ms: float) -> Parts:
+        """A request for another zone: what was asked of this dispatcher, what the family has here, a mark."""
         slo_ms = limit_ms - self._sights[offer.zone].round_trip_ms
-        return JOIN(
-            (
-                *request.payload,
-                kserve_wire.bool_parameter(FORWARDED, True),
-                kserve_wire.double_parameter(SLO_MS, slo_ms),
-                kserve_wire.double_parameter(MIN_ACCURACY, offer.min_accuracy),
-                kserve_wire.bool_parameter(RECEIPT, request.parameters.receipt),
-            )
+        return (
+            *request.payload,
+            kserve_wire.bool_parameter(FORWARDED, True),
+            kserve_wire.double_parameter(SLO_MS, slo_ms),
+            kserve_wire.double_parameter(MIN_ACCURACY, offer.min_accuracy),
+            kserve_wire.bool_parameter(RECEIPT, request.parameters.receipt),
         )
 
-    def _read(self, request: Request, zone: str, sent: bytes, answer: bytes) -> tuple[bytes, bytes, str, str]:
+    def _read(self, request: Request, zone: str, sent: Parts, answer: bytes) -> tuple[bytes, bytes, str, str]:
         """Raises DecodeError, ValueError, InvalidInput: it is no answer, or its receipt cannot be."""
         message = pb.ModelInferResponse.FromString(answer)
         if not message.outputs or len(message.outputs) != len(message.raw_output_contents):
@@ -177,7 +186,7 @@ class ZoneRequests:
         if request.parameters.receipt:
             joules, mg = (told[name].double_param if name in told else 0.0 for name in (ENERGY, CARBON))
             check_receipt(joules, mg / MG_PER_G, "correct that zone")
-            size = len(sent) + len(answer)
+            size = sum(map(len, sent)) + len(answer)
             for name, value in zip(
                 (MOVED_J, MOVED_G), moved(size, self._transfer_j_per_mb, joules, mg / MG_PER_G), strict=True
             ):

@@ -17,9 +17,11 @@ from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
 from dispatcher.request import zone_requests
+from dispatcher.request.admission import Caller
 from dispatcher.request.core import zone_choice
+from tests.integration.test_dispatcher_peers import pair
 from tests.integration.test_dispatcher_zones import Zone, zone
-from tests.support.dispatching import until
+from tests.support.dispatching import request, until
 from tests.support.link import Link
 from tests.unit.dispatcher.worlds import node, route
 from trefoil.core.common import Revision
@@ -156,6 +158,8 @@ async def test_a_lost_zone_fails_no_request_and_is_asked_again_once_it_answers(t
     await two.link.cut()
     names = Counter(name for name, _ in await asyncio.gather(*going))
     assert names[""] > 0, "what was under way is served at home"
+    counts = two.home.system.local.accounting.zone_total
+    assert counts["digits", "FAR", "repeated"] == names[""], "each of these was under way, and is counted"
     assert (await two.ask(1))[0] == ""
     two.far.system.slice.latency_s = 0.0
     await two.link.heal()
@@ -183,7 +187,7 @@ async def test_a_slow_or_refusing_zone_is_left_alone(two, monkeypatch):
     two.far.system.slice.latency_s = 3.0
     assert (await two.ask(1))[0] == "", "not in time there: served here"
     assert (await two.ask(1))[0] == "", "nor asked again at once"
-    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 2
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "repeated"] == 2, "it may have executed them"
     two.far.system.slice.latency_s = 0.0
     monkeypatch.setattr(zone_choice, "SEEN_S", 0.5)
     await two.until_far()
@@ -194,7 +198,7 @@ async def test_a_slow_or_refusing_zone_is_left_alone(two, monkeypatch):
         "it is not asked for a minute"
     )
     assert (await two.ask(3))[0] == ""
-    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 3
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 1, "refused, so executed once"
 
 
 async def test_what_one_client_asks_for_keeps_no_other_requests_home(two):
@@ -205,7 +209,7 @@ async def test_what_one_client_asks_for_keeps_no_other_requests_home(two):
     assert (await two.ask(1, trefoil_slo_ms=1e15))[0] == "FAR", "gRPC would take so long a time for one that is over"
     two.far.system.slice.latency_s = 1.0
     await two.home.system.infer(1, timeout=800_000)
-    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 1, "half of its deadline is over"
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "repeated"] == 1, "half of its deadline is over"
     two.far.system.slice.latency_s = 0.0
     two.far.system.slice.error = grpc.StatusCode.INTERNAL, "cannot do that"
     assert (await two.ask(2))[0] == ""
@@ -215,7 +219,7 @@ async def test_what_one_client_asks_for_keeps_no_other_requests_home(two):
     assert math.isfinite(sight.round_trip_ms)
     assert there.held_until_s == -math.inf
     assert (await two.ask(4))[0] == "FAR"
-    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 2
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "repeated"] == 2
 
 
 async def test_a_budget_that_the_home_zone_has_there_lowers_no_floor_and_is_not_told(two):
@@ -254,3 +258,63 @@ async def test_an_impossible_receipt_of_a_zone_reaches_no_client(two):
     name, told = await two.ask(1)
     assert (name, told["trefoil_energy_j_estimate"].double_param) == ("", 2.0)
     assert two.zones._there["digits", "FAR"].held_until_s > 0
+
+
+async def test_a_zone_that_hangs_holds_a_request_no_longer_than_half_of_its_objective(two):
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    await two.settled(21)
+    clock, counts = WallClock(), two.home.system.local.accounting.zone_total
+    two.far.system.slice.gate.clear()
+    began_s = clock.monotonic_s()
+    assert (await two.ask(1, trefoil_slo_ms=6000.0))[0] == ""
+    assert 3.0 <= clock.monotonic_s() - began_s < 6.0, "it is waited for, and then answered here in time"
+    assert counts["digits", "FAR", "repeated"] == 1
+    await until(lambda: not two.far.system.queue.waiting)
+    two.far.system.slice.gate.set()
+
+
+async def test_a_link_that_takes_no_request_leaves_each_executed_once(two):
+    await two.within(60_000.0)
+    await two.offer(OFFER)
+    await two.settled(21)
+    executed = len(two.far.system.slice.requests)
+    channel = two.zones._channels["FAR"]
+    await two.link.cut()
+    await until(lambda: channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+    two.zones._sights["FAR"].round_trip_ms = 1.0  # as if no probe had seen it yet
+    assert (await two.ask(1))[0] == ""
+    assert two.home.system.local.accounting.zone_total["digits", "FAR", "returned"] == 1
+    assert len(two.far.system.slice.requests) == executed
+
+
+async def test_a_request_that_goes_on_to_another_worker_goes_to_no_zone_again(
+    shared_redis, state, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(zone_requests, "LOOK_S", 0.02)
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(TENANTS)
+    far_state = State.connect(shared_redis.url, f"{state.keys.cluster}-far", timeout_s=30.0)
+    async with zone(far_state, tmp_path / "far", "FAR", tenants_file=tenants) as far:
+        peer = {"zone": "FAR", "address": far.jobs.address, "token": TOKEN, "inference_address": far.system.address}
+        async with pair(state, tmp_path / "home", other_zones=(peer,)) as two:
+            server, other = two.server, two.other
+            for worker in two.workers:
+                zones = worker.fronts.inference.zones
+                zones.follow([dataclasses.replace(OFFER, min_accuracy=0.0)])
+                await until(lambda: zones._sights["FAR"].round_trip_ms < 500)  # noqa: B023
+            far.system.slice.gate.clear()
+            data = request(3)
+            data.parameters["trefoil_slo_ms"].double_param = 2000.0
+            asking = asyncio.create_task(server.fronts.inference.answer(data.SerializeToString(), Caller("t")))
+            await until(lambda: far.system.slice.requests)
+            server.local.drain("a test")
+            await until(lambda: other.local.routing.table.live("digits"))
+            for worker in two.workers:
+                worker.fronts.inference.zones.follow([dataclasses.replace(OFFER, min_accuracy=0.0)])
+            assert (await asking).variant == "digits-l"
+            counts = [worker.local.accounting.zone_total for worker in (server, other)]
+            assert counts == [{("digits", "FAR", "repeated"): 1}, {}]
+            assert (len(far.system.slice.requests), len(two.slice.requests)) == (1, 1)
+            far.system.slice.gate.set()
+    await far_state.close()

@@ -58,10 +58,10 @@ class Authority:
         names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         return self._signed(name, names, ExtendedKeyUsageOID.SERVER_AUTH)
 
-    def client(self, name: str) -> Pair:
+    def client(self, name: str, *, hours: float = 1) -> Pair:
         """For a client of that name."""
         names = x509.SubjectAlternativeName([x509.DNSName(name)])
-        return self._signed(name, names, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._signed(name, names, ExtendedKeyUsageOID.CLIENT_AUTH, hours=hours)
 
     def service(self, name: str, *, hours: float = 1) -> Pair:
         """For a service of that name (an agent: its node's) at 127.0.0.1, which serves and calls others; expired with

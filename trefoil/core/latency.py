@@ -91,10 +91,15 @@ def scaled(histogram: Histogram, factor: float) -> Histogram:
     return from_counts(counts, histogram.sum_ms * factor, histogram.max_ms * factor)
 
 
+def nearest_rank(count: int, q: float) -> int:
+    """Rank of a quantile among so many values in order, counted from 1."""
+    return math.ceil(q * count)
+
+
 def quantile_ms(histogram: Histogram, q: float) -> float:
     """Quantile of a histogram [ms], 0 < q <= 1; 0.0 for an empty one; never above `max_ms`."""
     assert 0 < q <= 1
-    rank = math.ceil(q * histogram.total)
+    rank = nearest_rank(histogram.total, q)
     seen = 0
     for i, n in zip(histogram.index, histogram.count, strict=True):
         seen += n

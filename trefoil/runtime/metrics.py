@@ -48,7 +48,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_tls_expiry_timestamp_seconds",
         "gauge",
-        "UTC at which the first certificate of the service itself, or at an agent of its running Tritons, ends.",
+        "UTC at which the first certificate of the service itself, for another zone, or of an agent's Tritons ends.",
         ("whose",),
     ),
     Metric(
@@ -271,7 +271,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_zone_requests_total",
         "counter",
-        "Requests that went to another zone: answered there, returned (then served here), or left by their client.",
+        "Requests that went to another zone: answered there; returned (refused or not taken there) or repeated "
+        "(perhaps executed there), then served here; or left by their client.",
         ("family", "zone", "outcome"),
         DISPATCHER,
     ),

@@ -25,10 +25,12 @@ from trefoil.core.units import format_time
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.security.other_zones import OtherZone
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.reread import Reread
 from trefoil.runtime.security.secret_files import secret_files
 from trefoil.runtime.security.tls import Tls
+from trefoil.runtime.security.zone_channel import zone_tls
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -294,13 +296,19 @@ def probed(path: str, still_s: float, not_ready: Callable[[], str]) -> tuple[int
 
 
 def renewals(
-    settings: ServiceSettings, tls: Tls | None, plan_keys: PlanKeys | None = None
+    settings: ServiceSettings, tls: Tls | None, plan_keys: PlanKeys | None = None, peers: Sequence[OtherZone] = ()
 ) -> tuple[dict[str, Callable[[], float]], list[Reread[Any]]]:
-    """End of a service's certificate, and files of its secrets, keys and certificates, for `RenewalsComponent`."""
+    """Ends of a service's certificates, and files of its secrets, keys and certificates, for `RenewalsComponent`.
+    `peers`: zones that are called with files of their own."""
     files: list[Reread[Any]] = [*secret_files(settings)]
     if plan_keys is not None and plan_keys.file is not None:
         files.append(plan_keys.file)
-    return ({"service": tls.end_s}, [*files, tls.files]) if tls else ({}, files)
+    held = {"service": tls} if tls else {}
+    for peer in peers:
+        of_peer = zone_tls(peer, settings, peer.address)
+        if of_peer is not None and (peer.tls_certificate or peer.tls_ca):
+            held[f"zone {peer.zone}"] = of_peer
+    return {whose: each.end_s for whose, each in held.items()}, [*files, *(each.files for each in held.values())]
 
 
 class RenewalsComponent:
@@ -330,11 +338,13 @@ class RenewalsComponent:
             self._look()
 
     def _look(self) -> None:
-        refused = []
+        refused, fields = [], dict[str, bool]()
         for file in self._files:
             _ = file.now
-            self._metrics.set(REFUSED_FILE, float(bool(file.trouble)), field=file.what)
+            fields[file.what] = fields.get(file.what, False) or bool(file.trouble)  # peers have fields of the same name
             refused += [f"{file.what}: the file before its change is in force: {file.trouble}"] if file.trouble else []
+        for field, trouble in fields.items():
+            self._metrics.set(REFUSED_FILE, float(trouble), field=field)
         why = "; ".join([*refused, *self._ending()])
         if why != self._said:
             self._said, log = why, structlog.get_logger()

@@ -4,13 +4,16 @@ Source: ours. Data: offers of the controller's plan; round trips and answers as 
 Decision: the zone that saves the most grams, or none.
 Formulation: saved = items * saved_g - megabytes moved * transfer_j_per_mb at carbon and PUE of the zone, above 0. In
     time: what is left of the objective, or of half of the time to the deadline, less the round trip's p95 is at least
-    the latency that is offered, and the p95 of a family's answers from there over SEEN_S is within it. Until
-    ANSWERS_MIN answers are known one request is there at a time. At most the offered items per second, shared by the
-    workers. A request's floor is at most the accuracy that is offered. What a zone refuses it is not asked for HELD_S.
+    the latency that is offered, and the p95 of a family's answers from there over SEEN_S is within it. An answer is
+    waited for until half of that time is over, or PATIENCE times the p95 of the answers if that is longer. Until
+    ANSWERS_MIN answers are known one request is there at a time, and is waited for all of that time. At most the
+    offered items per second, shared by the workers. A request's floor is at most the accuracy that is offered. What a
+    zone refuses it is not asked for HELD_S.
 Deviations: none.
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,45 +21,73 @@ from typing import Final
 
 from trefoil.core.errors import InvalidInput
 from trefoil.core.jobs.planned import RequestOffer
+from trefoil.core.latency import nearest_rank
 from trefoil.core.outside.plausible import RECEIPT_MAX_J
 from trefoil.core.outside.ranges import range_of
 from trefoil.core.units import grams
 
 QUANTILE: Final = 0.95
-ROUND_TRIPS_MIN, ROUND_TRIPS_MAX = 5, 60
-ANSWERS_MIN, ANSWERS_MAX = 20, 256
+ROUND_TRIPS_MIN: Final = 5
+ANSWERS_MIN: Final = 20
+SEEN_MAX: Final = 256
 SEEN_S: Final = 60.0
+PATIENCE: Final = 2.0
 HELD_S: Final = 60.0
 BURST_S: Final = 1.0  # of the offered rate, at once
 
 
-def quantile(values: Iterable[float]) -> float:
-    """QUANTILE of values, by the nearest rank; infinite of none."""
-    ordered = sorted(values)
-    return ordered[math.ceil(QUANTILE * len(ordered)) - 1] if ordered else math.inf
+@dataclass(slots=True)
+class Latencies:
+    """The last SEEN_MAX latencies [ms] that came within SEEN_S, in order, so that their quantile costs no sorting."""
+
+    _came: deque[tuple[float, float]] = field(default_factory=deque)
+    _ordered: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._came)
+
+    def add(self, took_ms: float, now_s: float) -> None:
+        """Add one. Infinite: it did not come."""
+        self._came.append((now_s, took_ms))
+        insort(self._ordered, took_ms)
+        self.forget(now_s)
+
+    def forget(self, now_s: float) -> None:
+        """Forget those that are too old, or too many."""
+        while self._came and (now_s - self._came[0][0] > SEEN_S or len(self._came) > SEEN_MAX):
+            del self._ordered[bisect_left(self._ordered, self._came.popleft()[1])]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._came.clear()
+        self._ordered.clear()
+
+    def quantile(self) -> float:
+        """QUANTILE of them; infinite of none."""
+        return self._ordered[nearest_rank(len(self), QUANTILE) - 1] if self._ordered else math.inf
 
 
 @dataclass(slots=True)
 class ZoneSight:
     """Round trips from this dispatcher to one other zone."""
 
-    round_trips_ms: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS_MAX))
+    round_trips: Latencies = field(default_factory=Latencies)
     round_trip_ms: float = math.inf
     """Its QUANTILE; infinite: not known, or the zone does not answer."""
     trouble: str = ""
     """Status of the last call, if the zone did not answer that."""
 
-    def reached(self, took_ms: float) -> None:
+    def reached(self, took_ms: float, now_s: float) -> None:
         """The zone has answered a probe."""
         self.trouble = ""
-        self.round_trips_ms.append(took_ms)
-        if len(self.round_trips_ms) >= ROUND_TRIPS_MIN:
-            self.round_trip_ms = quantile(self.round_trips_ms)
+        self.round_trips.add(took_ms, now_s)
+        if len(self.round_trips) >= ROUND_TRIPS_MIN:
+            self.round_trip_ms = self.round_trips.quantile()
 
     def lost(self, trouble: str) -> None:
         """The zone does not answer: ROUND_TRIPS_MIN probes have to come back before it is asked again."""
         self.trouble = trouble
-        self.round_trips_ms.clear()
+        self.round_trips.clear()
         self.round_trip_ms = math.inf
 
 
@@ -69,8 +100,7 @@ class FamilyThere:
     in_flight: int = 0
     held_until_s: float = -math.inf
     answer_bytes: int = 0
-    answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ANSWERS_MAX))
-    """When each came, and its latency [ms]."""
+    answers: Latencies = field(default_factory=Latencies)
 
     def may_go(self, offer: RequestOffer, items: int, limit_ms: float, now_s: float, workers: int) -> bool:
         """Whether a request of so many items may go now."""
@@ -79,11 +109,16 @@ class FamilyThere:
         self.filled_s = now_s
         if now_s < self.held_until_s or self.items < items:
             return False
-        while self.answers and now_s - self.answers[0][0] > SEEN_S:
-            self.answers.popleft()
-        if self.answers and quantile(took_ms for _, took_ms in self.answers) > limit_ms:
+        self.answers.forget(now_s)
+        if self.answers and self.answers.quantile() > limit_ms:
             return False
         return len(self.answers) >= ANSWERS_MIN or self.in_flight == 0
+
+    def patience_ms(self, limit_ms: float) -> float:
+        """Time after which an answer is not waited for, of so much that it may take: the rest is for this zone."""
+        if len(self.answers) < ANSWERS_MIN:
+            return limit_ms
+        return min(limit_ms, max(limit_ms / 2, PATIENCE * self.answers.quantile()))
 
     def sent(self, items: int) -> None:
         """A request has gone there."""
@@ -93,7 +128,7 @@ class FamilyThere:
         """A request has come back after a time; infinite: it failed; NaN: that says nothing of the family there."""
         self.in_flight -= 1
         if not math.isnan(took_ms):
-            self.answers.append((now_s, took_ms))
+            self.answers.add(took_ms, now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,20 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from dispatcher.request.core.zone_choice import (
     ANSWERS_MIN,
     HELD_S,
     ROUND_TRIPS_MIN,
+    SEEN_MAX,
     SEEN_S,
     FamilyThere,
+    Latencies,
     Terms,
     ZoneSight,
     choose,
-    quantile,
     saved_g,
 )
 from trefoil.core.jobs.planned import RequestOffer
@@ -26,13 +28,14 @@ ASKED = Terms(items=1, size=1000, limit_ms=100.0)
 def sight(*round_trips_ms: float) -> ZoneSight:
     made = ZoneSight()
     for took_ms in round_trips_ms or (10.0,) * ROUND_TRIPS_MIN:
-        made.reached(took_ms)
+        made.reached(took_ms, 0.0)
     return made
 
 
 def there(answers: int = ANSWERS_MIN, took_ms: float = 30.0, **state) -> FamilyThere:
     made = FamilyThere(**{"items": 10.0, "filled_s": 0.0} | state)
-    made.answers.extend((0.0, took_ms) for _ in range(answers))
+    for _ in range(answers):
+        made.answers.add(took_ms, 0.0)
     return made
 
 
@@ -80,7 +83,7 @@ def test_a_request_whose_floor_is_above_what_is_offered_stays(floor, zone):
 def test_a_zone_that_is_not_measured_or_lost_is_not_asked():
     few = sight(*(1.0,) * (ROUND_TRIPS_MIN - 1))
     assert chosen(seen={"FAR": few}) == ""
-    few.reached(1.0)
+    few.reached(1.0, 0.0)
     assert chosen(seen={"FAR": few}) == "FAR"
     few.lost("UNAVAILABLE")
     assert chosen(seen={"FAR": few}) == ""
@@ -89,7 +92,8 @@ def test_a_zone_that_is_not_measured_or_lost_is_not_asked():
 
 def test_a_family_whose_answers_are_late_stays_until_they_are_old():
     late = there(answers=18, took_ms=30.0)
-    late.answers.extend([(1.0, 101.0), (1.0, math.inf)])
+    late.answers.add(101.0, 1.0)
+    late.answers.add(math.inf, 1.0)
     assert chosen(family=late) == "", "two of 20 are late: p95 is above the objective"
     assert chosen(family=late, now_s=1.0 + SEEN_S) == ""
     assert chosen(family=late, now_s=1.1 + SEEN_S) == "FAR", "and then one at a time"
@@ -98,7 +102,7 @@ def test_a_family_whose_answers_are_late_stays_until_they_are_old():
     late.ended(math.nan, 2.0 + SEEN_S)
     assert not late.answers, "a client that left says nothing of the zone"
     one_of_many = there(answers=19, took_ms=30.0)
-    one_of_many.answers.append((0.0, math.inf))
+    one_of_many.answers.add(math.inf, 0.0)
     assert chosen(family=one_of_many) == "FAR"
 
 
@@ -114,7 +118,34 @@ def test_no_more_go_than_the_zone_has_time_for_shared_by_workers():
     assert chosen(family=there(held_until_s=1.0 + HELD_S)) == ""
 
 
+def latencies(values) -> Latencies:
+    made = Latencies()
+    for value in values:
+        made.add(value, 0.0)
+    return made
+
+
 def test_quantile_is_the_nearest_rank():
-    assert quantile(range(1, 21)) == 19
-    assert quantile([3.0]) == 3.0
-    assert quantile([]) == math.inf
+    assert latencies(reversed(range(1, 21))).quantile() == 19
+    assert latencies([3.0]).quantile() == 3.0
+    assert latencies([]).quantile() == math.inf
+
+
+def test_a_window_has_the_quantile_of_what_it_still_holds():
+    rng, window, came = np.random.default_rng(7), Latencies(), []
+    for now_s in np.cumsum(rng.exponential(SEEN_S / 200, 2000)):
+        took_ms = math.inf if rng.random() < 0.02 else float(rng.integers(1, 50))  # equal ones among them
+        window.add(took_ms, float(now_s))
+        came.append((now_s, took_ms))
+        held = sorted(took for at_s, took in came[-SEEN_MAX:] if now_s - at_s <= SEEN_S)
+        assert (len(window), window.quantile()) == (len(held), held[math.ceil(0.95 * len(held)) - 1])
+    window.clear()
+    assert (len(window), window.quantile()) == (0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("answers", "took_ms", "limit_ms", "patience_ms"),
+    [(20, 10.0, 100.0, 50.0), (20, 40.0, 100.0, 80.0), (20, 90.0, 100.0, 100.0), (19, 10.0, 100.0, 100.0)],
+)
+def test_a_zone_that_hangs_leaves_time_for_this_one(answers, took_ms, limit_ms, patience_ms):
+    assert there(answers, took_ms).patience_ms(limit_ms) == patience_ms

@@ -55,8 +55,9 @@ def secret_files(settings: BaseModel) -> list[Reread[Sequence[str]]]:
     found: list[Reread[Sequence[str]]] = []
     for name in type(settings).model_fields:
         value = getattr(settings, name)
-        found += [value.file] if isinstance(value, FileSecret) else []
-        found += secret_files(value) if isinstance(value, BaseModel) else []
+        for each in value if isinstance(value, tuple) else (value,):
+            found += [each.file] if isinstance(each, FileSecret) else []
+            found += secret_files(each) if isinstance(each, BaseModel) else []
     return found
 
 

@@ -194,14 +194,15 @@ def _client(ca: Path | None, itself: bool = False) -> ssl.SSLContext:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Mapping[str, Any]:
-    """Shake hands in memory, as two services would; returns the server's certificate, {} where nobody looked at it.
+    """Shake hands in memory, as two services would; returns the certificate, which both show; {} if neither checks it.
 
     Raises:
         ssl.SSLError: one of the two does not like the other's certificate.
     """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client_side = client.wrap_bio(to_client, to_server)
-    sides = [client_side, server.wrap_bio(to_server, to_client, server_side=True)]
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
+    sides = [client_side, server_side]
     while sides:
         for side in list(sides):
             try:
@@ -209,7 +210,7 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Mapping[str,
             except ssl.SSLWantReadError:
                 continue
             sides.remove(side)
-    return client_side.getpeercert() or {}
+    return client_side.getpeercert() or server_side.getpeercert() or {}
 
 
 def _seconds(certificate: Mapping[str, Any]) -> float:

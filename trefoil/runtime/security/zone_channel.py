@@ -5,6 +5,7 @@ from typing import Final
 
 import grpc
 
+from trefoil.core.errors import SettingError
 from trefoil.runtime import rpc
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.security.other_zones import OtherZone
@@ -13,18 +14,32 @@ from trefoil.runtime.security.tls import Loaded, Tls
 CLOSE_S: Final = 5.0
 
 
+def zone_tls(peer: OtherZone, own: ServiceSettings, address: str) -> Tls | None:
+    """TLS to an address of a peer, by files of the service where the peer's table names none; None: clear text.
+
+    Raises:
+        SettingError: no address, certificates that cannot be used, or a token that would leave in clear text.
+    """
+    pair, ca = (peer.tls_certificate, peer.tls_key), peer.tls_ca or own.tls_ca
+    if pair == (None, None):
+        pair = own.tls_certificate, own.tls_key
+    elif ca is None:
+        why, remedy = f"no authority is named, so zone {peer.zone} would be called in clear text", "set it, too"
+        raise SettingError(why, field="other_zones.tls_ca", remedy=remedy)
+    tls = None if ca is None else Tls(*pair, ca, serves=False)
+    rpc.split_address(address)
+    rpc.check_clear_text(address, peer.token, tls, insecure=own.insecure)
+    return tls
+
+
 class ZoneChannel:
     """Channel to a peer's service, made again by renewed certificates."""
 
     def __init__(self, peer: OtherZone, own: ServiceSettings) -> None:
-        """Raises SettingError: certificates that cannot be used, or a token that would leave in clear text."""
+        """Raises SettingError: as `zone_tls`."""
         self.zone, self._address, self._insecure = peer.zone, peer.address, own.insecure
         self._token = peer.token
-        pair = (own.tls_certificate, own.tls_key) if peer.tls_key is None else (peer.tls_certificate, peer.tls_key)
-        ca = peer.tls_ca or own.tls_ca
-        self._tls = None if ca is None else Tls(*pair, ca, serves=False)
-        rpc.split_address(peer.address)
-        rpc.check_clear_text(peer.address, self._token, self._tls, insecure=own.insecure)
+        self._tls = zone_tls(peer, own, peer.address)
         self._made: tuple[grpc.aio.Channel, Loaded | None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
