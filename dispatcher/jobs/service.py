@@ -223,7 +223,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             tenant=given.tenant,
             priority=given.priority,
             min_accuracy=given.min_accuracy,
-            zones=tuple(given.zones),
+            zones=tuple(dict.fromkeys(given.zones)),
             grams_max=given.grams_max,
         )
 

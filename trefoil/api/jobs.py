@@ -1,7 +1,10 @@
 """Jobs of a running system from Python: items from a file or from arrays, how they stand, and what came of them."""
 
+import codecs
+import lzma
 import os
 import threading
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +36,14 @@ PLAN_WAIT_S: Final = 5.0  # for a job's first plan: owner, controller and reader
 SUFFIXES: Final = (".npz", ".jsonl")
 ENDED: Final = ("done", "cancelled")
 OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+UNPACKED_MAX: Final = 8 * 2**30  # bytes of a .npz, which is read whole: twice a dispatcher's jobs_bytes_max
+PRIORITY_MAX: Final = 2**32 - 1
+ITEM_MAX: Final = 2**63 - 1
+YEAR_9999_S: Final = 253_402_300_799.0
+DAMAGED: Final = (
+    OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
+)  # fmt: skip
+"""What numpy and zipfile raise for a file that is no whole .npz, is encrypted, or packed in an unknown way."""
 Items = Path | str | Mapping[str, npt.NDArray[Any]]
 
 
@@ -152,10 +163,14 @@ class Jobs:
             NotFound: the family, tenant or none of the zones is known.
             Unavailable: no dispatcher answers, or its disk is full; nothing is kept.
         """
+        if not 0 <= complete_by_s <= YEAR_9999_S:  # NaN is not
+            remedy = "give UTC seconds, e.g. time.time() + 6 * 3600"
+            raise InvalidInput("is no time", field="complete_by", value=complete_by_s, remedy=remedy)
         by = Timestamp()
         by.FromMicroseconds(round(complete_by_s * 1e6))
-        if priority < 0:
-            raise InvalidInput("is negative", field="priority", value=priority, remedy="0 or more; the highest first")
+        if not 0 <= priority <= PRIORITY_MAX:
+            remedy = f"0 to {PRIORITY_MAX}; the highest first"
+            raise InvalidInput("cannot be", field="priority", value=priority, remedy=remedy)
         job = jobs_pb2.Job(
             id=id, family=family, complete_by=by, tenant=tenant, priority=priority, min_accuracy=min_accuracy,
             zones=zones, grams_max=grams_max,
@@ -206,6 +221,8 @@ class Jobs:
 
     def results(self, name: str, first: int = 0) -> Iterator[ItemResult]:
         """Results in the order of items, each once; of a job that goes on those there are. Raises as `watch`."""
+        if not 0 <= first <= ITEM_MAX:
+            raise InvalidInput("is no item", field="first", value=first, remedy="items count from 0")
         for told in self._stream("GetResults", jobs_pb2.GetResultsRequest(id=name, first=first)):
             for one in told.results:
                 answer = None
@@ -265,15 +282,22 @@ def read_items(source: Items) -> Iterator[bytes]:
         with _opened(source) as (file, stamp):
             before = stamp()
             if name.endswith(".jsonl"):
-                yield from (line for line in map(bytes.strip, file) if line)
+                yield from (line for line in map(_stripped, file) if line)
                 _require_unchanged(name, before, stamp())
                 return
             loaded = np.load(file, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise ValueError("it is a .npy")
+            assert loaded.zip is not None
+            if (size := sum(member.file_size for member in loaded.zip.infolist())) > UNPACKED_MAX:
+                remedy = f"at most {UNPACKED_MAX} bytes: split it into several, each a job, or give a .jsonl"
+                raise InvalidInput(f"holds {size} bytes", field="items", value=name, remedy=remedy)
             arrays = {name: loaded[name] for name in loaded.files}
             _require_unchanged(name, before, stamp())
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except MemoryError as error:
+        remedy = "split it into several, each a job, or give a .jsonl"
+        raise InvalidInput("does not fit into memory", field="items", value=name, remedy=remedy) from error
+    except DAMAGED as error:
         raise system_error(
             InvalidInput, error, "be read", Path(name), field="items", remedy="give a whole file"
         ) from error
@@ -317,7 +341,15 @@ def _shown(source: Path | str) -> str:
     return f"{head}{mark}{rest.partition('?')[0].rpartition('@')[2]}"
 
 
+def _stripped(line: bytes) -> bytes:
+    """A line without white space and without the mark by which editors begin files in UTF-8."""
+    return line.removeprefix(codecs.BOM_UTF8).strip()
+
+
 def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
+    if wrong := [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]:
+        value, remedy = type(arrays[wrong[0]]).__name__, "give numpy.asarray(...) of it"
+        raise InvalidInput("is no array", field=f"items.{wrong[0]}", value=value, remedy=remedy)
     lengths = {name: len(values) if values.ndim else 0 for name, values in arrays.items()}
     if not lengths:
         raise InvalidInput("holds no arrays", field="items", remedy="give one array for each input, by its name")
@@ -326,7 +358,8 @@ def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
         raise InvalidInput("arrays differ in their first size", field="items", value=lengths, remedy=remedy)
     for name, values in arrays.items():
         if np_to_triton_dtype(values.dtype) is None:
-            raise InvalidInput("is no tensor's type", field=f"items.{name}", value=str(values.dtype))
+            remedy = "cast it to a type of KServe v2 in the byte order of this machine, e.g. .astype(numpy.float32)"
+            raise InvalidInput("is no tensor's type", field=f"items.{name}", value=str(values.dtype), remedy=remedy)
     for index in range(next(iter(lengths.values()))):
         message = pb.ModelInferRequest()
         for name, values in arrays.items():
@@ -334,6 +367,9 @@ def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
             datatype = np_to_triton_dtype(values.dtype)
             message.inputs.add(name=name, datatype=datatype, shape=one.shape)
             texts = datatype == "BYTES"
+            if values.dtype.hasobject and (strange := [each for each in one.flat if not isinstance(each, bytes | str)]):
+                value, remedy = str(strange[0]), "give bytes or str; for numbers an array of their own type"
+                raise InvalidInput(f"item {index} is no text", field=f"items.{name}", value=value, remedy=remedy)
             message.raw_input_contents.append(serialize_byte_tensor(one).item() if texts else one.tobytes())
         yield message.SerializeToString()
 

@@ -112,5 +112,5 @@ def zones_of(
     """Zones to plan a job in, its home first, as a PendingJob has them; empty: none. An empty name stands for a home
     where the job may not run. A job with a bound of grams stays at home: a peer does not know the bound."""
     at_home = not allowed or home in allowed
-    peers = () if bounded else tuple(zone for zone in allowed if zone in offered and zone != home)
+    peers = () if bounded else tuple(zone for zone in dict.fromkeys(allowed) if zone in offered and zone != home)
     return (home if at_home else "", *peers) if at_home or peers else ()
