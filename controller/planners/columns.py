@@ -36,7 +36,7 @@ from trefoil.core.units import MS_PER_S
 
 TIERS: Final = (*range(1, 15), 20, 28, 40, 70, 280)  # pool sizes whose rate is computed; `Column.pieces` joins them
 BISECTIONS: Final = 30
-NO_TIME_MS: Final = 1e-3  # of what a transport as long as the limit leaves
+NO_TIME_MS: Final = 1e-3  # what is left of a TTFT that its way takes whole
 GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan does not follow its noise
 
 
@@ -184,7 +184,8 @@ def _pieces(tiers: tuple[tuple[int, float], ...], saturation_per_s: float) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the operating points of a family depend on beside its profile."""
+    """What the operating points of a family depend on beside its profile. `slo_ms`: less what clients add. `tokens`: of
+    these TTFT is less what clients add, and less the gap."""
 
     slo_ms: float
     quantile: float
@@ -201,6 +202,9 @@ def terms_of(task: Task, settings: PlannerSettings, tokens_mean: float) -> Terms
     """Terms of a family's operating points by its objective and demand. `tokens_mean`: of its answers, 0: it streams
     none."""
     own, objective = settings.of(task.objective), task.objective
+    tokens, way_ms = objective.token_slo if tokens_mean else NO_TOKEN_SLO, own.overhead_ms + own.transport_gap_ms
+    if tokens.ttft_ms:  # TPOT is between two tokens, and each takes this way
+        tokens = replace(tokens, ttft_ms=max(NO_TIME_MS, tokens.ttft_ms - way_ms))
     return Terms(
         objective.slo_ms - own.overhead_ms,
         objective.slo_quantile,
@@ -209,7 +213,7 @@ def terms_of(task: Task, settings: PlannerSettings, tokens_mean: float) -> Terms
         own.items_sd,
         own.transport_gap_ms,
         settings.start_s,
-        objective.token_slo if tokens_mean else NO_TOKEN_SLO,
+        tokens,
         tokens_mean + 1,  # a step for each token, and one that finds the end
     )
 
@@ -356,12 +360,7 @@ def streaming(
 ) -> Column:
     """The class where streams run together, within the limits of its tokens: `StreamLaw` for each slice alone, which
     has its share of Poisson arrivals. A row's batch is the streams that run."""
-    tokens = terms.tokens
-    limits = StreamLimits(
-        terms.slo_ms - terms.gap_ms,
-        terms.quantile,
-        replace(tokens, ttft_ms=max(NO_TIME_MS, tokens.ttft_ms - terms.gap_ms) if tokens.ttft_ms else 0.0),
-    )
+    limits = StreamLimits(terms.slo_ms - terms.gap_ms, terms.quantile, terms.tokens)
     rate, running = streams_rate_max(answers, terms.steps, limits)
     if not rate:
         return replace(column, tiers=())

@@ -21,7 +21,7 @@ class PlannerSettings(PartSettings):
     }
 
     overhead_ms: float = Field(default=2.0, ge=0)
-    """From a client to the dispatcher and back: taken off the latency objective."""
+    """From a client to the dispatcher and back: taken off the objectives of latency and TTFT."""
     transport_gap_ms: float = Field(default=2.0, ge=0)
     """From the dispatcher to a slice and back: the slice is taken, but does not compute."""
     start_s: float = Field(default=1.0, ge=0)

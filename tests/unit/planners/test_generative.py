@@ -55,10 +55,10 @@ def planned(one):
     return decision.plan
 
 
-def column(one, shape):
+def column(one, shape, **settings):
     inputs = read_view(one, 1.0).in_ranges
     shape_of = slice_type(A100_40GB, shape).name
-    return class_column(one.catalog, inputs.tasks[0], A100_40GB, shape_of, "l", 1, ExactSettings())
+    return class_column(one.catalog, inputs.tasks[0], A100_40GB, shape_of, "l", 1, ExactSettings(**settings))
 
 
 def test_streams_that_run_together_carry_more_than_answers_one_by_one():
@@ -85,6 +85,23 @@ def test_the_tighter_the_objective_of_tokens_the_faster_the_slices():
         smallest.append(min(slice_type(A100_40GB, shape).compute_slices for shape, _ in used))
     assert smallest == sorted(smallest)
     assert smallest[0] < smallest[-1]
+
+
+@pytest.mark.parametrize("setting", ["overhead_ms", "transport_gap_ms"])
+def test_what_a_request_meets_on_its_way_is_taken_off_its_first_token_alone(setting):
+    """A slice that gives its first token within 12 ms keeps 20 ms for clients that are 8 ms away."""
+
+    def rate(way_ms, **slo):
+        quantiles = {f"{name.partition('_')[0]}_quantile": 0.95 for name in slo}
+        ways = {"overhead_ms": 0.0, "transport_gap_ms": 0.0, setting: way_ms}
+        found = column(streaming(TokenSlo(**slo, **quantiles)), "1g.5gb", **ways)
+        return found.capacity_per_s(1) if found.tiers else 0.0
+
+    near, far = rate(0.0, ttft_ms=12.0), rate(8.0, ttft_ms=20.0)
+    assert 0.0 < near == pytest.approx(far)
+    assert rate(8.0, ttft_ms=12.0) < 0.9 * near
+    assert rate(8.0, ttft_ms=8.0) == rate(9.0, ttft_ms=8.0) == 0.0, "nothing is left: that is no objective of 0, none"
+    assert 0.0 < rate(8.0, tpot_ms=12.0) == pytest.approx(rate(0.0, tpot_ms=12.0))
 
 
 def test_an_objective_of_tokens_that_no_slice_keeps_is_said_and_the_nearest_is_planned():
