@@ -28,6 +28,9 @@ IDLE_S: Final = 1.0
 EVENT_BYTES_MAX: Final = 1 << 20
 VECTORS_BYTES_MAX: Final = 1 << 26
 ERROR_BYTES_MAX: Final = 1 << 14
+REFUSED: Final = (400, 413, 422)
+"""Statuses of a request's own fault. Others below 500 are of the server: 405 of one that is no engine, 408 of a proxy,
+424 of text-generation-inference whose model failed."""
 SHOWN_CHARS: Final = 300
 DATA: Final = b"data:"
 DONE: Final = b"[DONE]"
@@ -170,7 +173,8 @@ class EngineClient:
         async with self._answer(target, "POST", path, body) as answer:
             kind = answer.headers.get("content-type", "none").partition(";")[0].strip().lower()
             if kind != "text/event-stream":
-                raise EngineError(f"{target.base}{path} answers {kind}, no stream of events", "fault", _ADDRESS)
+                why = f"{target.base}{path} answers {kind}, no stream of events: {await _said(answer, self._key)}"
+                raise EngineError(why, "fault", _ADDRESS)
             async with aclosing(events_of(answer.aiter_raw())) as events:
                 async for event in events:
                     piece = piece_of(event)
@@ -230,8 +234,10 @@ class EngineClient:
     ) -> AsyncIterator[httpx.Response]:
         """Answer with status 200, to be read; raises EngineError, of its reading too."""
         headers = {"authorization": f"Bearer {self._key.read()}"} if self._key else {}
+        data = None if body is None else _sent(body)
+        headers |= {} if data is None else {"content-type": "application/json"}
         try:
-            async with self._http.stream(method, target.base + path, json=body, headers=headers) as answer:
+            async with self._http.stream(method, target.base + path, content=data, headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise await _refusal(target, path, answer, self._key)
                 yield answer
@@ -242,22 +248,37 @@ class EngineClient:
             why = f"{target.base} said nothing for {self._silence_s:g} s"
             raise EngineError(why, "silent", "see its log; then try again") from error
         except httpx.HTTPError as error:
-            raise EngineError(f"{target.base} ended the connection: {error}", "lost", "see its log") from error
+            raise EngineError(
+                f"{target.base} ended the connection: {str(error).rstrip('.')}", "lost", "see its log"
+            ) from error
 
 
 _ADDRESS: Final = "check that the engine runs there and speaks OpenAI's API"
 
 
-async def _refusal(target: EngineTarget, path: str, answer: httpx.Response, key: KeyFile | None) -> EngineError:
-    """The error that a status other than 200 is, with the engine's own words."""
+def _sent(body: Mapping[str, Any]) -> bytes:
+    """A body as JSON; raises EngineError for what JSON cannot say: NaN, half a pair of surrogates, endless nesting."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        remedy = "send Unicode texts and finite numbers, not nested without end"
+        raise EngineError(f"the request is no JSON: {error}", "refused", remedy) from error
+
+
+async def _said(answer: httpx.Response, key: KeyFile | None) -> str:
+    """The engine's own words in an answer that is none."""
     text = b""
     async for part in answer.aiter_raw():
         text += part
         if len(text) > ERROR_BYTES_MAX:
             break
     said = text.decode("utf-8", "replace")
-    said = _words(key.hidden_in(said) if key else said)
-    status = answer.status_code
+    return _words(key.hidden_in(said) if key else said)
+
+
+async def _refusal(target: EngineTarget, path: str, answer: httpx.Response, key: KeyFile | None) -> EngineError:
+    """The error that a status other than 200 is, with the engine's own words."""
+    said, status = await _said(answer, key), answer.status_code
     if status == httpx.codes.TOO_MANY_REQUESTS:
         return EngineError(f"the engine is full, it answers 429: {said}", "busy", "try again later")
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
@@ -267,7 +288,7 @@ async def _refusal(target: EngineTarget, path: str, answer: httpx.Response, key:
     if status == httpx.codes.NOT_FOUND:
         why = f"{target.base}{path} answers {status} for model {target.model}: {said}"
         return EngineError(why, "fault", "correct address or model")
-    if 400 <= status < 500:
+    if status in REFUSED:
         return EngineError(said, "refused")
     return EngineError(f"{target.base}{path} answers {status}: {said}", "fault", "see its log")
 
@@ -342,13 +363,16 @@ def piece_of(event: Mapping[str, Any]) -> AnswerPart:
         choice: Mapping[str, Any] = next((one for one in event.get("choices") or () if not one.get("index")), {})
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
-        calls = [{"index": at, **call} for at, call in enumerate(delta.get("tool_calls") or ())]
-        for call in calls:
-            if not all(isinstance(each, str | None) for each in (call.get("function") or {}).values()):
-                raise TypeError("a call of a tool is no text")
+        given = [(at, call, call.get("index")) for at, call in enumerate(delta.get("tool_calls") or ())]
+        calls = [{**call, "index": at if index is None else index} for at, call, index in given]
+        parts = [each for call in calls for each in (call.get("id"), *(call.get("function") or {}).values())]
+        if not all(isinstance(each, str | None) for each in (text, *parts)):
+            raise TypeError("its text, or a call of a tool, is no text")
+        if not all(type(call["index"]) is int for call in calls):
+            raise TypeError("a call of a tool has no number")
         usage = event.get("usage") or {}
         return AnswerPart(
-            str(text), calls, str(choice.get("finish_reason") or ""), _count(usage, "prompt_tokens"),
+            text, calls, str(choice.get("finish_reason") or ""), _count(usage, "prompt_tokens"),
             _count(usage, "completion_tokens"),
         )  # fmt: skip
     except (AttributeError, TypeError) as error:

@@ -7,6 +7,8 @@ An answer is passed on as it comes, each event as one response. Errors are `grpc
 
 import asyncio
 import json
+import math
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -59,7 +61,7 @@ class EngineChannel:
     """Channel to one engine, for one model. Belongs to one event loop."""
 
     def __init__(self, target: EngineTarget, key: KeyFile | None = None) -> None:
-        self._target = target
+        self._target, self._config = target, _config("", target)
         self._client = EngineClient(key=key)
         self._under_way = set[asyncio.Future[None]]()
         self._waits = set[asyncio.Timeout]()
@@ -97,9 +99,9 @@ class EngineChannel:
         """Answers to one request, the last one final; raises AioRpcError. Closing it cancels it at the engine at once,
         whatever the grace of `leaving`."""
         async with self._answering(leaving):
-            request, ends_s = _request(JOIN(parts)), _ends_s(timeout_s)
-            async with aclosing(self._client.stream(self._target, _asked(request))) as pieces:
-                answer = _Answer(request)
+            (request, given), ends_s = _read(JOIN(parts), self._config), _ends_s(timeout_s)
+            async with aclosing(self._client.stream(self._target, _asked(given))) as pieces:
+                answer = _Answer(request, given)
                 while (piece := await self._until(anext(pieces, None), ends_s)) is not None:
                     if data := answer.passed(piece):
                         yield data
@@ -133,11 +135,14 @@ class EngineChannel:
                 left.ended(False)
 
     async def _embed(self, data: bytes) -> bytes:
-        request = _request(data)
         if self._target.task != EMBED:
             raise _error("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
-        sizes = _numbers(request, DIMENSIONS)
-        found = await self._client.embed(self._target, _texts(request, PROMPT), sizes[0] if sizes else None)
+        request, given = _read(data, self._config)
+        sizes, texts = given.get(DIMENSIONS, []), given.get(PROMPT, [])
+        if not texts or len(set(sizes)) > 1:
+            why = f"{len(texts)} texts, {DIMENSIONS} {sizes}. Remedy: send at least one text, and one size for all"
+            raise _error("INVALID_ARGUMENT", why)
+        found = await self._client.embed(self._target, texts, sizes[0] if sizes else None)
         answer, shape = pb.ModelInferResponse(id=request.id, model_name=request.model_name), found.numbers.shape
         answer.outputs.add(name=EMBEDDING, datatype="FP32", shape=shape)
         answer.raw_output_contents.append(found.numbers.astype("<f4").tobytes())
@@ -174,11 +179,11 @@ class EngineChannel:
 class _Answer:
     """One answer as responses of Triton's vLLM backend."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, given: Mapping[str, list[Any]]) -> None:
         self._id, self._model = request.id, request.model_name
-        self._streams = bool(_value(request, "stream"))
-        echo = not self._streams and not _value(request, "exclude_input_in_output")
-        self._held = str(_value(request, PROMPT) or "") if echo else ""
+        self._streams = bool(_first(given, "stream"))
+        echo = not self._streams and not _first(given, "exclude_input_in_output")
+        self._held = str(_first(given, PROMPT) or "") if echo else ""
         self._reason, self._counted = "", 0
         self._calls = list[Mapping[str, Any]]()
         self._tokens: int | None = None
@@ -238,20 +243,51 @@ def _add_count(response: Any, name: str, count: int) -> None:
     response.raw_output_contents.append(min(count, 2**32 - 1).to_bytes(4, "little"))
 
 
-def _request(data: bytes) -> Any:
+def _read(data: bytes, config: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """A ModelInferRequest, and the elements of its inputs by name.
+
+    Raises:
+        grpc.aio.AioRpcError: it is none, or its inputs are not those of the contract.
+    """
     try:
-        return pb.ModelInferRequest.FromString(data)
+        request = pb.ModelInferRequest.FromString(data)
     except DecodeError as error:
         raise _error("INVALID_ARGUMENT", f"no ModelInferRequest: {error}") from error
+    kinds, found = {tensor.name: _kind(tensor) for tensor in config.input}, dict[str, list[Any]]()
+    for at, tensor in enumerate(request.inputs):
+        raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else None
+        try:
+            if tensor.datatype != kinds.get(tensor.name):
+                raise ValueError(f"this family has {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}")
+            elements = _elements(tensor, raw)
+            if len(elements) != math.prod(tensor.shape):
+                raise ValueError(f"{len(elements)} elements for the shape {list(tensor.shape)}")
+            if len(elements) != 1 and not config.max_batch_size:
+                raise ValueError(f"{len(elements)} elements, and one is taken")
+        except (ValueError, struct.error) as error:
+            why = f"input {tensor.name} ({tensor.datatype}): {error}. Remedy: send it as ModelMetadata has it"
+            raise _error("INVALID_ARGUMENT", why) from error
+        found[tensor.name] = elements
+    return request, found
 
 
-def _asked(request: Any) -> dict[str, Any]:
+def _elements(tensor: Any, raw: bytes | None) -> list[Any]:
+    """Elements of an input: texts, flags or INT32. Raises ValueError, struct.error: its bytes are none."""
+    if tensor.datatype == "BOOL":
+        return list(map(bool, tensor.contents.bool_contents if raw is None else raw))
+    if tensor.datatype == "INT32":
+        return list(tensor.contents.int_contents) if raw is None else np.frombuffer(raw, "<i4").tolist()
+    texts = tensor.contents.bytes_contents if raw is None else deserialize_bytes_tensor(raw)
+    return [text.decode("utf-8", "replace") for text in texts]
+
+
+def _asked(given: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Parameters for the engine: what SAMPLING names, and the prompt where that has no messages.
 
     Raises:
-        grpc.aio.AioRpcError: it is no JSON object, or asks for several choices.
+        grpc.aio.AioRpcError: it is no JSON object, asks for several choices, or there is no prompt.
     """
-    text = _value(request, SAMPLING)
+    text = _first(given, SAMPLING)
     try:
         found = json.loads(text) if text else {}
         if not isinstance(found, dict):
@@ -261,43 +297,14 @@ def _asked(request: Any) -> dict[str, Any]:
         raise _error("INVALID_ARGUMENT", why) from error
     if found.get("n", 1) != 1:
         raise _error("INVALID_ARGUMENT", f"n = {found['n']!r}: an engine gives one choice. Remedy: send n = 1")
-    return found if MESSAGES in found else {**found, PROMPT_KEY: _value(request, PROMPT) or ""}
+    if MESSAGES not in found and PROMPT not in given:
+        raise _error("INVALID_ARGUMENT", f"{PROMPT} is missing. Remedy: send one text")
+    return found if MESSAGES in found else {**found, PROMPT_KEY: _first(given, PROMPT)}
 
 
-def _input(request: Any, name: str) -> tuple[Any, bytes | None]:
-    """Tensor of an input, and its raw contents where it has any; None, None where it is not given."""
-    for at, tensor in enumerate(request.inputs):
-        if tensor.name == name:
-            return tensor, request.raw_input_contents[at] if at < len(request.raw_input_contents) else None
-    return None, None
-
-
-def _value(request: Any, name: str) -> Any:
-    """The only element of an input, a text or a flag; None where it is not given."""
-    tensor, raw = _input(request, name)
-    if tensor is None:
-        return None
-    if tensor.datatype == "BOOL":
-        return bool(raw[0]) if raw else any(tensor.contents.bool_contents)
-    data = raw[4:] if raw is not None else next(iter(tensor.contents.bytes_contents), b"")
-    return data.decode("utf-8", "replace")
-
-
-def _texts(request: Any, name: str) -> list[str]:
-    """Elements of an input of texts; empty: it is not given."""
-    tensor, raw = _input(request, name)
-    if tensor is None:
-        return []
-    data = deserialize_bytes_tensor(raw) if raw else tensor.contents.bytes_contents
-    return [each.decode("utf-8", "replace") for each in data]
-
-
-def _numbers(request: Any, name: str) -> list[int]:
-    """Elements of an INT32 input; empty: it is not given."""
-    tensor, raw = _input(request, name)
-    if tensor is None:
-        return []
-    return np.frombuffer(raw, "<i4").tolist() if raw else list(tensor.contents.int_contents)
+def _first(given: Mapping[str, list[Any]], name: str) -> Any:
+    """Element of an input that has one; None where it is not given."""
+    return given[name][0] if name in given else None
 
 
 def _ends_s(timeout_s: float | None) -> float | None:
@@ -319,9 +326,13 @@ def _metadata(model: str, target: EngineTarget) -> Any:
     found, batch = pb.ModelMetadataResponse(name=model, platform=OPENAI), [-1] * bool(config.max_batch_size)
     for tensors, entries in ((config.input, found.inputs), (config.output, found.outputs)):
         for tensor in tensors:
-            kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
-            entries.add(name=tensor.name, datatype=kind, shape=[*batch, *tensor.dims])
+            entries.add(name=tensor.name, datatype=_kind(tensor), shape=[*batch, *tensor.dims])
     return found
+
+
+def _kind(tensor: Any) -> str:
+    name = str(model_config_pb2.DataType.Name(tensor.data_type))
+    return name.removeprefix("TYPE_").replace("STRING", "BYTES")
 
 
 def _status(error: EngineError) -> grpc.aio.AioRpcError:

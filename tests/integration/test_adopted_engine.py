@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncIterator
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -124,7 +126,7 @@ FAULTS = {
     "!429": (openai.RateLimitError, "the engine is full"),
     "!503": (openai.InternalServerError, "answers 503: loading the model"),
     "!404": (openai.InternalServerError, "The model does not exist. Remedy: correct address or model"),
-    "!html": (openai.InternalServerError, "answers text/html, no stream of events. Remedy: check that the engine"),
+    "!html": (openai.InternalServerError, "answers text/html, no stream of events: <html>It works!</html>. Remedy:"),
     "!half": (openai.InternalServerError, "ended within an event"),
     "!broken": (openai.InternalServerError, "is no JSON: {choices}"),
     "!error": (openai.InternalServerError, "broke the answer off: the engine core died"),
@@ -145,6 +147,31 @@ async def test_each_fault_is_one_error_and_the_engine_serves_on(adopted, engine,
     await until(lambda: not load(adopted) and engine.running == 0)
     texts, _ = await adopted.stream("well again")
     assert len(texts) == 6
+
+
+NO_STREAMS = {
+    "!405": "answers 405: not here. Remedy: see its log",
+    "!424": "answers 424: not here",
+    "!json": "answers application/json, no stream of events: no streams today. Remedy: check that the engine runs",
+    "!chunks": "ended the connection: ",
+    "!ssh": "ended the connection: .*[^.]\\. Remedy: ",
+}
+
+
+async def test_servers_that_are_no_engine_are_one_error_and_no_fault_of_the_request(adopted, engine):
+    for prompt, words in NO_STREAMS.items():
+        with pytest.raises(openai.InternalServerError, match=words):
+            await adopted.client.completions.create(model=CHAT, prompt=prompt)
+        assert len((await adopted.stream("well again"))[0]) == 6
+    await until(lambda: not load(adopted))
+
+
+async def test_a_stream_with_its_reason_is_whole_without_done_or_usage(adopted):
+    for prompt, counted in (("!undone", 6), ("!null", None)):
+        texts, events = await adopted.stream(prompt, stream_options={"include_usage": True})
+        assert (len(texts), events[-2].choices[0].finish_reason) == (6, "length")
+        assert events[-1].usage.completion_tokens == 6
+        assert ("trefoil_estimated" in events[-1].usage.model_extra) == (counted is None)
 
 
 async def test_a_stream_that_an_engine_cuts_off_casts_no_doubt_on_it(adopted, engine):
@@ -229,10 +256,54 @@ async def test_clients_of_grpc_see_tritons_vllm_backend(adopted, flags, text):
     assert found[-1]["finish_reason"] == [b"length"]
 
 
-@pytest.mark.parametrize(("sampling", "words"), [(b"{", "no JSON object"), ({"n": 2}, "an engine gives one choice")])
-async def test_sampling_parameters_that_are_none_are_refused_by_name(adopted, sampling, words):
-    [answer] = [one async for one in answers(adopted.system.running.address, request("hello", sampling=sampling))]
-    assert words in answer.error_message
+async def test_what_is_wrong_of_a_grpc_request_is_one_error_that_names_it(adopted, engine):
+    def changed(name: str, datatype: str = "BYTES", shape: tuple[int, ...] = (1,), raw: bytes | None = None):
+        asked = request("hello", sampling={})
+        at = next((at for at, tensor in enumerate(asked.inputs) if tensor.name == name), len(asked.inputs))
+        if raw is None:
+            del asked.inputs[at], asked.raw_input_contents[at]
+            return asked
+        del asked.inputs[at:], asked.raw_input_contents[at:]
+        asked.inputs.add(name=name, datatype=datatype, shape=shape)
+        asked.raw_input_contents.append(raw)
+        return asked
+
+    two = 2 * (b"\x02\0\0\0" + b"hi")
+    for asked, words in (
+        (request("hello", sampling=b"{"), "sampling_parameters is no JSON object"),
+        (request("hello", sampling={"n": 2}), "n = 2: an engine gives one choice. Remedy: send n = 1"),
+        (request("hello", sampling=b'{"temperature": NaN}'), "the request is no JSON: Out of range float"),
+        (request("hello", sampling=b'{"stop": "\\ud800"}'), "the request is no JSON: 'utf-8' codec"),
+        (request("hello", sampling=b'{"a":' * 5000 + b"1" + b"}" * 5000), "recursion"),
+        (changed("text_input"), "text_input is missing. Remedy: send one text"),
+        (changed("text_input", raw=b"\x09\0\0\0hi"), "input text_input (BYTES): "),
+        (changed("text_input", raw=b"h"), "input text_input (BYTES): "),
+        (changed("text_input", raw=two), "2 elements for the shape [1]. Remedy: send it as ModelMetadata has it"),
+        (changed("text_input", shape=(2,), raw=two), "2 elements, and one is taken"),
+        (changed("text_input", "INT32", raw=bytes(4)), "input text_input (INT32): this family has text_input (BYTES)"),
+        (changed("image", raw=two), "input image (BYTES): this family has text_input (BYTES), sampling_parameters ("),
+    ):  # fmt: skip
+        [answer] = [one async for one in answers(adopted.system.running.address, asked)]
+        assert words in answer.error_message
+    assert not engine.bodies
+    assert not load(adopted)
+
+
+async def test_texts_that_are_not_unicode_are_refused_wherever_they_stand(adopted, engine):
+    odd = {
+        "type": "function",
+        "function": {"name": "sea", "description": "\ud800", "parameters": {"most": float("nan")}},
+    }
+    for change, words in (
+        ({"tools": [odd]}, "the request is no JSON"), ({"stop": "\ud800"}, "the request is no JSON"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "not Unicode"),
+    ):  # fmt: skip
+        body = json.dumps({"model": CHAT, "messages": HELLO, **change})
+        async with httpx.AsyncClient() as plain:
+            answer = await plain.post(f"{adopted.client.base_url}chat/completions", content=body)
+        assert (answer.status_code, words in answer.json()["error"]["message"]) == (400, True), answer.text
+    assert not engine.bodies
+    assert not load(adopted)
 
 
 @pytest.fixture

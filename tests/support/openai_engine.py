@@ -4,11 +4,13 @@ Alone: `python -m tests.support.openai_engine PORT [KEY]`.
 
 It embeds a text as [its length, its first letter, 1]; with a key it refuses who has another one, and repeats that. It
 answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks for:
-    !429 !503 !404 !html           another answer than a stream
+    !429 !503 !404 !405 !424 !html another answer than a stream
+    !json !chunks !ssh             an error with status 200, chunks that are none, no HTTP
     !half !broken !error !cut      after two words: half an event, no JSON, an error, [DONE] without a reason
     !silence !close                after two words: nothing more, the connection is closed
     !deaf                          nothing at all
     !plain                         no usage, as llama.cpp's server
+    !null !undone                  usage that is null, no [DONE] after the reason
     !tools                         calls of its tools, piece by piece
     !mad                           calls that are none
     !redirect                      307 to another address
@@ -92,6 +94,13 @@ class Engine:
             _reply(writer, 404, "application/json", '{"error": {"message": "The model does not exist"}}')
         elif word == "!503":
             _reply(writer, 503, "text/plain", "loading the model")
+        elif word in ("!405", "!424"):
+            _reply(writer, int(word[1:]), "application/json", '{"detail": "not here"}')
+        elif word == "!json":
+            _reply(writer, 200, "application/json", '{"error": {"message": "no streams today"}}')
+        elif word in NO_HTTP:
+            writer.write(NO_HTTP[word])
+            raise ConnectionResetError
         elif word == "!redirect":
             _reply(writer, 307, "text/plain", "", f"location: {self.elsewhere}\r\n")
         elif word == "!html":
@@ -154,12 +163,17 @@ class Engine:
             writer, {"choices": [{"index": 0, "finish_reason": reason, **({"delta": {}} if chat else {"text": ""})}]}
         )
         if word != "!plain" and body.get("stream_options", {}).get("include_usage"):
-            _event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": most}})
-        writer.write(b"data: [DONE]\n\n")
+            usage = None if word == "!null" else {"prompt_tokens": 7, "completion_tokens": most}
+            _event(writer, {"choices": [], "usage": usage})
+        writer.write(b"" if word == "!undone" else b"data: [DONE]\n\n")
         await writer.drain()
         raise ConnectionResetError  # the end of the connection ends the stream
 
 
+NO_HTTP = {
+    "!chunks": b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\nzz\r\ndata",
+    "!ssh": b"SSH-2.0-OpenSSH_9.2p1\r\n",
+}
 FAULTS = {
     "!half": b'data: {"choices": [{"index": 0, "te',
     "!broken": b"data: {choices}\n\n",

@@ -53,10 +53,20 @@ def test_events_are_the_same_however_their_bytes_come(size):
     assert (found[-1].tokens_in, found[-1].tokens_out) == (3, None), "a count below 0 is none"
 
 
+def test_calls_without_a_number_are_counted():
+    calls = [{"index": None, "id": "a"}, {"id": "b"}, {"index": 5}]
+    found = engine_api.piece_of({"choices": [{"delta": {"tool_calls": calls}}]})
+    assert [call["index"] for call in found.calls] == [0, 1, 5]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [(b"data: [1]\n", "is no object"), (b"data: nope\n", "no JSON: nope"), (b'data: {"choices": 5}\n', "no completion"),
-     (b'data: {"choices": [{"delta": 3}]}\n', "no completion"), (b"data: " + b"[" * 10_000 + b"\n", "no JSON"),
+     (b'data: {"choices": [{"delta": 3}]}\n', "no completion"),
+     (b'data: {"choices": [{"delta": {"content": ["a"]}}]}\n', "no completion"),
+     (b'data: {"choices": [{"delta": {"tool_calls": [{"index": [1]}]}}]}\n', "no completion"),
+     (b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": 5}]}}]}\n', "no completion"),
+     (b"data: " + b"[" * 10_000 + b"\n", "no JSON"),
      (b'data: {"choi', "ended within an event"), (b"data: " + b"x" * (1 << 21), "longer than 1048576 bytes")],
 )  # fmt: skip
 def test_what_is_no_event_is_said(text, why):
