@@ -17,9 +17,10 @@ from trefoil.cli.main import COMMANDS, import_command
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ENTRY_WORDS_MAX: Final = 20
-PAGES: Final = sorted(
-    str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"
-)
+PAGES: Final = [
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+    *("CONTRIBUTING.md", "benchmarks/RESULTS.md"),
+]
 
 
 def faults(text: str) -> list[str]:
