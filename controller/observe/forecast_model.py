@@ -27,7 +27,7 @@ class OnnxNetwork:
         """
         import onnxruntime  # an extra
 
-        self.path, self.card = path, read_card(path)
+        self.card = read_card(path)
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != self.card.get("sha256"):
             raise InvalidInput("is not the file that its card names", field="model", value=str(path), remedy=TRAIN)
@@ -44,9 +44,6 @@ class OnnxNetwork:
         """Largest second of the next minute [1/s]."""
         (found,) = self._session.run(None, {"arrivals": np.asarray([arrivals], dtype=np.float32)})
         return float(found.reshape(()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OnnxNetwork, (self.path,)
 
 
 def open_network(model: str) -> OnnxNetwork:

@@ -2,7 +2,6 @@
 
 import io
 import math
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +17,8 @@ from trefoil.core.carbon import Series
 from trefoil.core.objective import FLOOR_TOLERANCE
 from trefoil.core.units import HOUR_S
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.carbon import ForecastFeed
-from trefoil.simulator.scenario.inputs import Intensity, planner_for, prepare
+from trefoil.simulator.scenario.inputs import Intensity, prepare
 from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Served, Zone
 from trefoil.simulator.simulation import Simulation
 
@@ -189,19 +187,3 @@ def test_the_comparison_is_of_equals_and_one_document(tmp_path):
     text = Console(width=200, record=True, file=io.StringIO())
     text.print(*comparison_tables(found))
     assert "saving against none at equal accuracy" in text.export_text()
-
-
-def test_an_interrupted_run_goes_on_with_its_forecasts():
-    def begun() -> Simulation:
-        inputs = prepare(wanted)
-        inputs.carbon[inputs.zone].played = Playback(tuple(duck(6)[:96]), tuple(duck(6)[96:]), HOUR_S, 0.0, 0.0)
-        return Simulation(inputs)
-
-    wanted = scenario(5.0, "blend")
-    whole, first = begun(), begun()
-    whole.run(whole.end_s)
-    first.run(3.3 * HOUR_S)
-    again: Simulation = pickle.loads(pickle.dumps(first))
-    again.resume(planner_for(wanted))
-    again.run(again.end_s)
-    assert result(again).to_json() == result(whole).to_json()

@@ -1,7 +1,5 @@
 """Simulations give forecasters the past that live ones have; policies need not know which one forecasts."""
 
-import pickle
-
 import pytest
 
 from trefoil.simulator.scenario.inputs import prepare
@@ -56,15 +54,3 @@ def test_oracle_plans_for_a_spike_before_it_is_there():
     assert forecast(shell).max_per_s == pytest.approx(20.0)
     shell.run(600.0)
     assert forecast(shell).max_per_s == pytest.approx(60.0, rel=0.01)
-
-
-def test_a_checkpoint_keeps_the_past():
-    shell = simulated("ewma", span=2)
-    shell.run(300.0)
-    shell.run_until_settled()
-    again = pickle.loads(pickle.dumps(shell))
-    again.resume(shell.inputs.planner)
-    for one in (shell, again):
-        one.run(400.0)
-    assert forecast(again) == forecast(shell)
-    assert forecast(again).model == "ewma"

@@ -1,4 +1,4 @@
-"""The live brains in simulated time: determinism, conservation, both fidelities, zones, families, resumption."""
+"""The live brains in simulated time: determinism, conservation, both fidelities, zones, families."""
 
 import dataclasses
 import json
@@ -15,7 +15,6 @@ from trefoil.core.policies import policy
 from trefoil.runtime import codec
 from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.report.result import result
-from trefoil.simulator.run import CHECKPOINT, save_checkpoint, simulate_to
 from trefoil.simulator.scenario.inputs import prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
@@ -174,16 +173,6 @@ def test_given_arrivals_and_intensities_are_played():
     found = simulate(scenario(policy="base"), given)
     assert found.summary.arrived == 4800
     assert set(found.series["intensity_g_per_kwh"]) == {100.0, 300.0}
-
-
-def test_interrupted_run_goes_on_to_the_same_bytes(tmp_path, exact):
-    shell = Simulation(prepare(scenario()))
-    shell.run(100.0)
-    save_checkpoint(tmp_path / CHECKPOINT, shell)
-    found = simulate_to(scenario(), tmp_path, resume=True)
-    assert found.to_json() == exact.to_json()
-    assert (tmp_path / "result.json").read_text() == exact.to_json()
-    assert not (tmp_path / CHECKPOINT).exists()
 
 
 def test_result_is_plain_json(exact):

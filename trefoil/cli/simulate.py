@@ -9,7 +9,6 @@ import typer
 from trefoil.cli.compare import show_comparison
 from trefoil.cli.options import OF_THE_POLICY, Sets, non_empty, of_policy, parse_sets
 from trefoil.cli.output import AsJson, console, ticking
-from trefoil.core.errors import SettingError
 
 
 @of_policy
@@ -20,9 +19,6 @@ def simulate(
     parts: dict[str, str] = OF_THE_POLICY,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json, series.csv and report.html.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in the --out folder.")
-    ] = False,
     forecasts: Annotated[
         bool, typer.Option("--forecasts", help="Compare no carbon forecast, the feed's own models and a perfect one.")
     ] = False,
@@ -36,14 +32,10 @@ def simulate(
     overrides = parse_sets(sets) | non_empty(policy=policy) | parts
     if seed is not None:
         overrides["seed"] = seed
-    if resume and out is None:
-        raise SettingError("where from?", field="--resume", remedy="name the folder of the interrupted run with --out")
     loaded = Scenario.load(scenario, overrides)
     for line in traces_read(loaded):
         typer.echo(line, err=as_json)
     if forecasts:
-        if resume:
-            raise SettingError("a comparison has no checkpoint", field="--resume", remedy="leave out --resume")
         from trefoil.comparison.runs import compare_forecasts
 
         with ticking(quiet=as_json) as say:
@@ -52,7 +44,7 @@ def simulate(
         return
     bar = not as_json and sys.stderr.isatty()
     with ticking(quiet=as_json or bar):
-        found = simulate_to(loaded, out, resume=resume, bar=bar)
+        found = simulate_to(loaded, out, bar=bar)
     if out is not None:
         from trefoil.cli.demo.results import made_by
         from trefoil.simulator.report.page import result_page

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.routing_table import staged
 from power_agent.clocks.core.slice_latencies import FIRST_TOKENS
 from power_agent.governors import reads_latency
-from trefoil.core.brains import Candidate, Measurement, Planner, PlanView
+from trefoil.core.brains import Candidate, Measurement, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, SliceLoad, TableAck
 from trefoil.core.errors import SettingError
@@ -151,26 +151,6 @@ class Simulation(NullPorts):
             settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.clock, kept,
             self,
         )  # fmt: skip
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the planner, which is made anew: what it remembers goes along."""
-        assert self._rolling is None, "a rollout under way cannot be saved: rest first"
-        live = as_live_planner(self.inputs.planner)
-        memory = live.memory() if live is not None else None
-        return {**self.__dict__, "_remembered": memory}
-
-    def resume(self, planner: Planner) -> None:
-        """Resume with a planner like the one of before."""
-        memory = self.__dict__.pop("_remembered")
-        live = as_live_planner(planner)
-        if live is not None and memory is not None:
-            live.recall(memory)
-        self.inputs.planner, self.core.explorer.live = planner, live
-
-    def run_until_settled(self) -> None:
-        """Run until no rollout is under way."""
-        while self._rolling is not None and self.now_s < self.end_s - EPSILON_S:
-            self._next_event()
 
     # --- time -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from controller.explore.core import candidate_measurement
 from controller.explore.core.exploration_state import (
@@ -90,10 +90,6 @@ class Explorer:
         self.totals = totals
         self._current: Plan | None = None  # the plan in force
         self.last = ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Saved without the planner, which is made anew."""
-        return {**self.__dict__, "live": None}
 
     # --- begin and end ------------------------------------------------------------------------------------------------
 

@@ -52,9 +52,3 @@ def test_what_cannot_be_meant_is_one_line_with_field_value_and_remedy(tmp_path, 
     assert out == ""
     assert len(err.strip().splitlines()) == 1
     assert all(word in err for word in words), err
-
-
-def test_resume_needs_a_folder():
-    code, _, err = run("--resume")
-    assert code == 2
-    assert "--out" in err

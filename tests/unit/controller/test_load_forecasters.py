@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 import shutil
 import time
 from hashlib import sha256
@@ -233,9 +232,3 @@ def test_without_ten_minutes_of_seconds_last_max_answers(arrivals, bin_s, says):
 def test_a_negative_answer_is_no_load():
     found = ask(Lstm(LstmSettings(), lambda _model: lambda _arrivals: -3.0))
     assert (found.mean_per_s, found.p90_per_s) == (0.0, 0.0)
-
-
-def test_a_checkpoint_of_a_simulation_carries_the_forecaster():
-    forecaster = Lstm(LstmSettings(), open_network)
-    found = ask(forecaster)
-    assert ask(pickle.loads(pickle.dumps(forecaster))) == found

@@ -1,7 +1,6 @@
 """Jobs in the simulator: a case by hand for each rule, in time where there is room, and what is refused."""
 
 import dataclasses
-import pickle
 
 import pytest
 
@@ -13,10 +12,8 @@ from trefoil.comparison.report import missed_text
 from trefoil.comparison.runs import compare_rules
 from trefoil.core.errors import SettingError
 from trefoil.simulator import simulate
-from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import Arrivals, Carbon, JobsRule, Node, SimulatedJobs
-from trefoil.simulator.simulation import Simulation
 
 CARBON = (400.0, 100.0, 300.0, 200.0)
 PUE, PROBE = 1.5, 0.02
@@ -101,18 +98,6 @@ def test_requests_one_by_one_are_served_as_without_jobs():
     alone, found = played(of.model_copy(update={"jobs": ()})), played(of)
     assert (found.jobs.done, found.jobs.late) == (1, 0)
     assert served_as(found) == served_as(alone)
-
-
-def test_a_saved_run_goes_on_with_its_jobs():
-    of = world(jobs_rule="wait_awhile")
-    whole, half = (Simulation(prepare(of)) for _ in range(2))
-    half.run(1800.0)
-    half.run_until_settled()
-    resumed = pickle.loads(pickle.dumps(half))
-    resumed.resume(half.inputs.planner)
-    for one in (whole, resumed):
-        one.run(one.end_s)
-    assert result(resumed).to_json() == result(whole).to_json()
 
 
 def test_rules_are_compared_at_equal_load_and_what_is_late_or_left_has_saved_nothing():

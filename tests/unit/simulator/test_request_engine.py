@@ -1,7 +1,6 @@
 """The engine of single requests: each ends once. Then the laws of queues."""
 
 import math
-import pickle
 import tracemalloc
 from collections import Counter
 from itertools import pairwise
@@ -150,20 +149,6 @@ def test_windows_of_any_length_add_up_to_the_same():
     assert sum(each.rejected for each in parts) == whole.rejected
     for slice_ in services:
         assert sum(each.busy_s[slice_] for each in parts) == pytest.approx(whole.busy_s[slice_])
-
-
-@pytest.mark.parametrize("router", ["fifo", "weighted"])
-def test_what_is_saved_in_the_middle_goes_on_as_if_it_had_not_been(router):
-    at = arrivals_s(150.0, 1.0, 2000, np.random.default_rng(1))
-    targets = [target(n, VARIANTS[n % 2], 0.5, 2) for n in range(2)]
-    services = {t.slice: service(t.variant, gap_ms=4.0) for t in targets}
-    engines = [Level(route(targets, router), services, np.random.default_rng(2)) for _ in range(2)]
-    for each in engines:
-        assert each.serve(at[:1000], at[1000]).queued > 0
-    engines[1] = pickle.loads(pickle.dumps(engines[1]))
-    one, two = (each.serve(at[1000:], at[-1] + 1.0) for each in engines)
-    assert one.latency_ms.tolist() == two.latency_ms.tolist()
-    assert one.busy_s == two.busy_s
 
 
 @pytest.mark.parametrize("router", ["fifo", "weighted"])

@@ -5,7 +5,7 @@ Everything may also be given from Python, in memory: a catalogue, a truth, arriv
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -111,10 +111,6 @@ class Inputs:
         """Governor of one device."""
         chosen = self.scenario
         return DeviceGovernor(chosen.governor, chosen.policy_row().settings.get(Kind.GOVERNOR, {}), latencies)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Saved without the planner, which is made anew."""
-        return {**self.__dict__, "planner": None}
 
 
 def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
