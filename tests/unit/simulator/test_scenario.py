@@ -71,7 +71,7 @@ def test_points_are_scaled_to_a_mean_rate_as_a_trace_is():
         one = scenario(duration_s=60.0, families=(served(arrivals=Arrivals(points=points, rate_per_s=given)),))
         source = arrivals_of(one)["digits"]
         assert mean is None or source.mean_per_s(0.0, 60.0) == pytest.approx(mean)
-        assert source.rate_per_s(60.0) == pytest.approx(3 * source.rate_per_s(0.0))
+        assert source.mean_per_s(50.0, 60.0) == pytest.approx(3 * source.mean_per_s(0.0, 10.0))
 
 
 def test_empty_carbon_trace_is_named(tmp_path):

@@ -116,10 +116,6 @@ class Rate:
 class ArrivalSource(Protocol):
     """Arrivals of one family, taken in order."""
 
-    def rate_per_s(self, at_s: float) -> float:
-        """Rate at a time."""
-        ...
-
     def mean_per_s(self, from_s: float, until_s: float) -> float:
         """Mean rate between two times."""
         ...
@@ -145,10 +141,6 @@ class ArrivalStream:
         self._mass = float(rate.mass(np.array([now_s]))[0])
         self._ahead = np.empty(0)
         self._latest_s = now_s
-
-    def rate_per_s(self, at_s: float) -> float:
-        """Rate of the points at a time [1/s]."""
-        return self.rate.at(at_s)
 
     def mean_per_s(self, from_s: float, until_s: float) -> float:
         """Mean rate of the points over a span [1/s]."""
@@ -212,10 +204,6 @@ class RecordedArrivals:
         if not np.all(np.isfinite(self.times_s)) or np.any(np.diff(self.times_s) < 0):
             raise TraceError("arrival times must be numbers that ascend", field="arrivals", remedy="sort them")
 
-    def rate_per_s(self, at_s: float) -> float:
-        """Mean rate over the minute around a time [1/s]."""
-        return self.mean_per_s(at_s - 30.0, at_s + 30.0)
-
     def mean_per_s(self, from_s: float, until_s: float) -> float:
         """Arrivals per second of a span."""
         low, high = np.searchsorted(self.times_s, [from_s, until_s])
@@ -258,10 +246,6 @@ class ReplayedArrivals:
     def row(self, number: int) -> int:
         """Row of the trace that an arrival is, by its number from the first one on."""
         return (self._first + number) % self._times_s.size
-
-    def rate_per_s(self, at_s: float) -> float:
-        """Mean rate over the minute around a time [1/s]."""
-        return self.mean_per_s(at_s - 30.0, at_s + 30.0)
 
     def mean_per_s(self, from_s: float, until_s: float) -> float:
         """Arrivals per second of a span."""
