@@ -313,7 +313,7 @@ def vectors_of(data: bytes, texts: int) -> Vectors:
         if [each["index"] for each in rows] != list(range(texts)) or len({len(each) for each in made}) != 1:
             raise ValueError(f"{len(rows)} embeddings for {texts} texts, or of several sizes")
         return Vectors(np.stack(made), _count(given.get("usage") or {}, "prompt_tokens"))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         why = f"the engine answers no embeddings: {error!r:.80}: {_shown(data)}"
         raise EngineError(why, "fault", "check that its model embeds") from error
 

@@ -30,6 +30,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -39,10 +40,11 @@ from dispatcher.jobs.core.journal import Ledger, Place, Result, accepted, encode
 from dispatcher.jobs.core.parcels import Parcel, kept, restored
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import InvalidInput, NotFound, one_of
-from trefoil.core.outside.plausible import EPOCH_MAX
-from trefoil.runtime.files import LineFile, in_place, replace_file
+from trefoil.core.outside.plausible import EPOCH_MAX, numbers_fault
+from trefoil.core.outside.ranges import complaint
+from trefoil.runtime.files import LineFile, NotPlain, in_place, open_regular, read_plain, replace_file
 from trefoil.runtime.rpc import MESSAGE_BYTES_MAX
-from trefoil.runtime.state_files import STRANGE, read_state
+from trefoil.runtime.state_files import BYTES_MAX, STRANGE, of_shape, read_state
 
 HEAD: Final = struct.Struct("<II")  # of an item: its bytes, their CRC-32
 INDEX_BYTES: Final = 8
@@ -55,6 +57,7 @@ PARCELS: Final = "parcels.json"
 ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers."
 NAMED_MAX: Final = 5  # in errors
 OWNER_BYTES: Final = 4096
+ITEMS_MAX: Final = 10**9  # of any job, whatever `jobs_items_max` was when it came
 WHY_CHARS_MAX: Final = 600
 KEPT_FACTOR: Final = 10
 """Jobs of a tenant whose results are kept, as a multiple of those that have not ended."""
@@ -122,7 +125,7 @@ class JobsFolder:
         path = self.root / name / JOB
         if found is None or not path.exists():
             self._stored.pop(name, None)
-            found = read_state(path, _stored) if ID.fullmatch(name) else None
+            found = read_state(path, partial(_stored, name)) if ID.fullmatch(name) else None
             if found is None:
                 remedy = one_of(self.ids()[-NAMED_MAX:], name, none="submit one")
                 raise NotFound("is no job", field="id", value=name, remedy=remedy)
@@ -168,7 +171,7 @@ class JobsFolder:
         """Tell readers who owns a job, why it waits and when it may be done. In place: a full disk lets this be said,
         too. Raises OSError."""
         text = json.dumps({"owner": owner, "why": why[:WHY_CHARS_MAX], "expected_at_s": expected_at_s})
-        descriptor = os.open(self.root / name / OWNER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_regular(self.root / name / OWNER, os.O_WRONLY | os.O_CREAT)
         try:
             os.pwrite(descriptor, text.encode().ljust(OWNER_BYTES), 0)
         finally:
@@ -324,9 +327,9 @@ class Items:
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError."""
-        self._data = os.open(folder / ITEMS, os.O_RDONLY | os.O_CLOEXEC)
+        self._data = open_regular(folder / ITEMS)
         try:
-            self._index = os.open(folder / INDEX, os.O_RDONLY | os.O_CLOEXEC)
+            self._index = open_regular(folder / INDEX)
         except OSError:
             os.close(self._data)
             raise
@@ -392,7 +395,7 @@ class JobReader:
             self._epochs = dict.fromkeys(epochs, 0)
         for epoch, limit in epochs.items():
             read = self._epochs[epoch]
-            with open(self.path / f"{JOURNAL}{epoch}", "rb") as file:
+            with open(open_regular(self.path / f"{JOURNAL}{epoch}", bytes_max=BYTES_MAX), "rb") as file:
                 file.seek(read)
                 data = file.read() if limit is None else file.read(max(0, limit - read))
             self._epochs[epoch] = read + replay(self.ledger, epoch, data)
@@ -400,7 +403,7 @@ class JobReader:
     def epochs(self) -> dict[int, int | None]:
         """Journals that count in their order, and how many bytes of each; None: all, of its owner's."""
         for epoch in sorted(_epochs(self.path), reverse=True):
-            with open(self.path / f"{JOURNAL}{epoch}", "rb") as file:
+            with open(open_regular(self.path / f"{JOURNAL}{epoch}", bytes_max=BYTES_MAX), "rb") as file:
                 before = accepted(file.readline())
             if before is not None:
                 return {**dict(sorted(before.items())), epoch: None}
@@ -418,13 +421,14 @@ class JobReader:
         """How much of each journal is read."""
         return dict(self._epochs)
 
-    def owner(self) -> dict[str, Any]:
+    def owner(self) -> tuple[str, str, float]:
         """What its owner said last, as `OwnedJob.say` has it; empty: nothing yet."""
         try:
-            found = json.loads((self.path / OWNER).read_bytes())
-        except (OSError, ValueError):  # none has taken it; or it is being written
-            return {}
-        return found if isinstance(found, dict) else {}
+            told = json.loads(read_plain(self.path / OWNER, 2 * OWNER_BYTES))
+            expected_at_s = float(told["expected_at_s"])
+            return str(told["owner"]), str(told["why"]), 0.0 if complaint("_at_s", expected_at_s) else expected_at_s
+        except (OSError, NotPlain, RecursionError, *STRANGE):  # none has taken it; or it is being written
+            return "", "", 0.0
 
     def parcels(self) -> list[Parcel]:
         """Parcels of it that peers' zones have. Raises OSError."""
@@ -452,7 +456,7 @@ class JobReader:
 
     def _bytes(self, place: Place, files: dict[int, int]) -> bytes:
         if place.epoch not in files:
-            files[place.epoch] = os.open(self.path / f"{ANSWERS}{place.epoch}", os.O_RDONLY | os.O_CLOEXEC)
+            files[place.epoch] = open_regular(self.path / f"{ANSWERS}{place.epoch}")
         return os.pread(files[place.epoch], place.size, place.at)
 
 
@@ -499,8 +503,8 @@ class OwnedJob(JobReader):
         if not results:
             return
         if self._answers < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._answers = os.open(self.path / f"{ANSWERS}{self.epoch}", flags, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            self._answers = open_regular(self.path / f"{ANSWERS}{self.epoch}", flags)
         at = os.fstat(self._answers).st_size
         data = b"".join([each.data for each in results])
         done = 0
@@ -569,12 +573,13 @@ def _written_s(upload: Path) -> float:
     return max((path.stat().st_mtime for path in (upload, upload / ITEMS) if path.exists()), default=math.inf)
 
 
-def _stored(tree: Any) -> Stored:
-    try:
-        job = Job(**{**tree["job"], "zones": tuple(tree["job"]["zones"])})
-        return Stored(job, int(tree["items"]), float(tree["submitted_at_s"]), str(tree["digest"]))
-    except STRANGE as error:
-        raise TypeError(f"no job: {error}") from error
+def _stored(name: str, tree: Any) -> Stored:
+    """The job of that name that a tree is. Raises InvalidInput."""
+    found: Stored = of_shape(Stored, tree)
+    why = numbers_fault(found) or numbers_fault(found.job)
+    if why or found.job.id != name or not 0 <= found.items <= ITEMS_MAX:
+        raise InvalidInput(why or f"job {found.job.id!r} of {found.items} items", field="job", value=name)
+    return found
 
 
 def sync_folder(folder: Path) -> None:

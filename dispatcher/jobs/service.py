@@ -4,12 +4,12 @@ Files are read and written in threads. An upload lies aside until its last item 
 """
 
 import asyncio
-import contextlib
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
+import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
@@ -24,6 +24,7 @@ from trefoil.core.errors import DiskUnavailable, InvalidInput, NotFound, Unavail
 from trefoil.runtime.files import disk_error
 from trefoil.runtime.security.scopes import check_request
 
+LOG = structlog.get_logger()
 NAME: Final = "trefoil.dispatcher.v1.Jobs"
 WATCH_S: Final = 0.5
 SAID_S: Final = 30.0  # how often a status is sent again that has not changed
@@ -140,8 +141,12 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         """All jobs, or those of a tenant."""
         found: list[Any] = []
         for name in await on_disk(self._folder.ids):
-            with contextlib.suppress(NotFound):  # removed meanwhile
+            try:
                 found.append(await self.status(name))
+            except NotFound:  # removed meanwhile
+                continue
+            except OSError as error:  # the others can be read
+                LOG.warning("a job is left out of a list", job=name, why=str(error))
         tenant = self._only_own(context.invocation_metadata()) or request.tenant
         found = [each for each in found if tenant in ("", each.job.tenant)]
         found.sort(key=lambda each: each.job.complete_by.ToMicroseconds())
@@ -245,7 +250,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     def read_status(self, reader: JobReader) -> Any:
         """How a job stands by its files. Blocks."""
         reader.refresh()
-        stored, ledger, told = reader.stored, reader.ledger, reader.owner()
+        stored, ledger, (owner, why, expected_s) = reader.stored, reader.ledger, reader.owner()
         job, state = stored.job, reader.state
         status = jobs_pb2.JobStatus(
             job=jobs_pb2.Job(
@@ -279,11 +284,11 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
                     starts_at=_time(one.starts_at_s), ends_at=_time(one.ends_at_s), items=one.items, grams=one.grams,
                     p50_g_per_kwh=one.p50_g_per_kwh, zone=one.zone,
                 )  # fmt: skip
-        status.owner, status.why = self._owner.alive(str(told.get("owner", ""))), str(told.get("why", ""))
+        status.owner, status.why = self._owner.alive(owner), why
         if not status.owner:
             status.why = self._owner.why or "no dispatcher has it now: one takes it within seconds"
             return status
-        if (expected_s := float(told.get("expected_at_s", 0.0))) > 0:
+        if expected_s > 0:
             status.expected_at.CopyFrom(_time(expected_s))
             if expected_s > job.complete_by_s and not status.why:
                 status.why = "at its rate it will be late"

@@ -65,6 +65,7 @@ LEFT: Final = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 """How requests end on their slice whose client waits no longer."""
 FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
 """What a caller shares a full queue as, by its tenant, address and metadata."""
+VERSION_DIGITS_MAX: Final = 18
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
@@ -540,7 +541,7 @@ class Inference:
 
     def variant(self, family: str, version: str, pick: Pick) -> str:
         """Variant that answered. While a slice swaps that need not be the one of the table."""
-        if not version.isdigit():
+        if not version.isdecimal() or len(version) > VERSION_DIGITS_MAX:
             return pick.variant
         return self._routing.variants.get((family, int(version))) or f"version {version}"
 

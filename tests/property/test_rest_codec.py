@@ -1,5 +1,6 @@
 """The REST codec against tritonclient.http's own: what that one writes is what we read, and the other way round."""
 
+import contextlib
 import json
 import string
 
@@ -12,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
-from dispatcher.fronts.rest import codec, tensors
-from trefoil.core.errors import InvalidInput
+from dispatcher.fronts.rest import codec, generate_codec, tensors
+from trefoil.core.errors import InvalidInput, TrefoilError
 
 DTYPES = [np.bool_, np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, np.float16,
           np.float32, np.float64, np.object_]  # fmt: skip
@@ -206,3 +207,22 @@ def test_deeper_nesting_is_refused(depth):
     body = b'{"inputs":[{"name":"X","shape":[1],"datatype":"INT8","data":' + b"[" * depth + b"1" + b"]" * depth + b"}]}"
     with pytest.raises(InvalidInput, match=r"nested deeper than 100|recursion"):
         codec.decode(body, len(body), "m", "")
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*tensors.DATATYPES, "FP8", "", "fp32"]), st.lists(st.integers(-1, 2**40), max_size=2)
+        ),
+        max_size=2,
+    ),
+    st.lists(st.binary(max_size=12), max_size=3),
+)
+def test_any_answer_of_a_model_is_written_or_refused_with_a_reason(outputs, contents):
+    message = pb.ModelInferResponse(model_name="m", model_version="1", raw_output_contents=contents)
+    for datatype, shape in outputs:
+        message.outputs.add(name="o", datatype=datatype, shape=shape)
+    for write in (lambda data: codec.encode(data, codec.OutputForm())[0], generate_codec.write):
+        with contextlib.suppress(TrefoilError):
+            json.loads(write(message.SerializeToString()).decode("utf-8", "surrogateescape"))

@@ -198,7 +198,8 @@ def test_a_target_is_read_as_it_is_written():
     ("answer", "why"),
     [(b"{}", "KeyError"), (b"[", "JSONDecodeError"), (b'{"data": [{"index": 1, "embedding": [1]}]}', "1 embeddings"),
      (b'{"data": [{"index": 0, "embedding": "x"}]}', "Error"), (b'{"data": [5]}', "Error"),
-     (b'{"data": [{"index": 0, "embedding": {"a": 1}}]}', "Error"), (b"null", "TypeError")],
+     (b'{"data": [{"index": 0, "embedding": {"a": 1}}]}', "Error"), (b"null", "TypeError"),
+     (b'{"data": [{"index": 0, "embedding": [1%s]}]}' % (b"0" * 400), "OverflowError")],
 )  # fmt: skip
 def test_what_are_no_embeddings_is_said(answer, why):
     with pytest.raises(engine_api.EngineError, match=f"answers no embeddings: .*{why}"):

@@ -58,6 +58,20 @@ def open_plain(path: Path, bytes_max: int, below: Path | None = None) -> Iterato
         os.close(place)
 
 
+def open_regular(path: Path, flags: int = os.O_RDONLY, bytes_max: int = 2**63) -> int:
+    """Open a regular file of one's own, of at most so many bytes; returns its descriptor. A FIFO does not block.
+
+    Raises:
+        OSError: the disk refuses, or something else stands there.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > bytes_max:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"is no regular file of at most {bytes_max} bytes", str(path))
+    return descriptor
+
+
 def read_plain(path: Path, bytes_max: int, below: Path | None = None) -> bytes:
     """Read a whole regular file. Raises as `open_plain`."""
     with open_plain(path, bytes_max, below) as file:

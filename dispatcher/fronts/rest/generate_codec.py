@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.rest import codec, json_text, tensors
 from dispatcher.transport.core import kserve_wire
-from trefoil.core.errors import InvalidInput
+from trefoil.core.errors import InvalidInput, TrefoilError
 
 PARAMETERS: Final = "parameters"
 
@@ -74,7 +74,13 @@ def _add(message: Any, tensor: Any, value: Any) -> None:
 
 
 def decode(answer: Any) -> dict[str, Any]:
-    """Decode a ModelInferResponse; texts that are not UTF-8 keep their bytes as lone surrogates."""
+    """Decode a ModelInferResponse; texts that are not UTF-8 keep their bytes as lone surrogates.
+
+    Raises:
+        InvalidInput, TrefoilError: as `tensors.from_bytes`.
+    """
+    if len(answer.raw_output_contents) != len(answer.outputs):
+        raise TrefoilError(f"{len(answer.outputs)} outputs came with {len(answer.raw_output_contents)} contents")
     found = {name: codec.parameter_value(each) for name, each in answer.parameters.items()}
     found.pop(kserve_wire.IS_FINAL, None)
     for tensor, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):

@@ -70,7 +70,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> li
         InvalidInput: the datatype has no JSON form.
         TrefoilError: the bytes are not what datatype and shape say.
     """
-    if datatype in _BINARY_ONLY:
+    if datatype not in DATATYPES or datatype in _BINARY_ONLY:
         raise InvalidInput(
             f"sending {datatype} data via JSON is not supported", field=f"outputs[{name!r}]",
             remedy="ask for the binary data format",
@@ -80,7 +80,10 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> li
     elif datatype == "BOOL":
         elements = (np.frombuffer(raw, np.uint8) != 0).tolist()
     else:
-        elements = np.frombuffer(raw, _INTEGERS.get(datatype) or _FLOATS[datatype]).tolist()
+        kind = np.dtype(_INTEGERS.get(datatype) or _FLOATS[datatype])
+        if len(raw) % kind.itemsize:
+            raise TrefoilError(f"output {name!r} has {len(raw)} bytes, which are no {datatype}")
+        elements = np.frombuffer(raw, kind).tolist()
     if len(elements) != math.prod(shape):
         raise TrefoilError(f"output {name!r} has {len(elements)} elements and the shape {list(shape)}")
     return elements

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from dispatcher.jobs.core.job import ENDED, JobState
+from trefoil.core.outside.ranges import complaint
+
 CRC_DIGITS: Final = 8
+FILE_BYTES_MAX: Final = 2**63
 ERROR_CHARS_MAX: Final = 200
 
 
@@ -100,7 +104,10 @@ class Ledger:
             KeyError, TypeError, ValueError, IndexError: not what an owner writes.
         """
         if "ended" in entry:
-            self.ended, self.ended_at_s, self.why = str(entry["ended"]), float(entry["at_s"]), str(entry["why"])
+            ended, at_s, why = str(entry["ended"]), float(entry["at_s"]), str(entry["why"])
+            if JobState[ended] not in ENDED or at_s < 0.0 or complaint("_at_s", at_s):
+                raise ValueError("an end that is none")
+            self.ended, self.ended_at_s, self.why = ended, at_s, why
         if "results" not in entry:
             return
         at, sizes = int(entry["at"]), entry["sizes"]
@@ -108,6 +115,8 @@ class Ledger:
         total = sum(end - first for first, end in ranges)
         if len(sizes) != total or any(not 0 <= first < end <= self.items for first, end in ranges):
             raise ValueError("results that are not the job's")
+        if not all(type(size) is int and size >= 0 for size in sizes) or not 0 <= at + sum(sizes) < FILE_BYTES_MAX:
+            raise ValueError("places that are in no file")
         if any(self.done.find(1, first, end) >= 0 for first, end in ranges):
             raise ValueError("results that were there")
         failed, joules, grams = int(entry["failed"]), float(entry["joules"]), float(entry["grams"])
@@ -190,7 +199,7 @@ def replay(ledger: Ledger, epoch: int, data: bytes) -> int:
             if entry is None:
                 raise ValueError("damaged")
             ledger.apply(entry, epoch)
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
             ledger.damaged += 1
     return end
 
@@ -199,9 +208,10 @@ def accepted(data: bytes) -> dict[int, int] | None:
     """How many bytes of each earlier epoch's journal count, by the first line of one; None: it has none yet."""
     line, newline, _ = data.partition(b"\n")
     entry = decode(line) if newline else None
-    if entry is None or "accepts" not in entry:
+    try:
+        return {int(epoch): int(size) for epoch, size in entry["accepts"].items()} if entry is not None else None
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None
-    return {int(epoch): int(size) for epoch, size in entry["accepts"].items()}
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:

@@ -1,8 +1,10 @@
 """Files of jobs: whole or not there at all, each item with one result, whatever dies between two writes."""
 
+import asyncio
 import contextlib
 import errno
 import os
+import stat
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from dispatcher.jobs.core.job import Bounds, Job, JobState
 from dispatcher.jobs.core.journal import ERROR_CHARS_MAX, Result, encode, results_entry
-from dispatcher.jobs.folder import Items, JobReader, JobsFolder, OwnedJob, Upload, highest_epoch
+from dispatcher.jobs.folder import Items, JobReader, JobsFolder, OwnedJob, Upload, highest_epoch, on_disk
 from tests.support.failing_disk import CALLS, FailingDisk
 from trefoil.core.errors import InvalidInput, NotFound
 
@@ -193,9 +195,9 @@ def test_a_reader_follows_owners(tmp_path):
     second.write([result(1, 2), result(7, 2)])
     reader.refresh()
     assert (reader.ledger.answered, reader.ledger.failed) == (2, 1)
-    assert reader.owner()["owner"] == "w2"
+    assert reader.owner()[0] == "w2"
     second.say("w2", "it waits", 7.0)
-    assert reader.owner() == {"owner": "w2", "why": "it waits", "expected_at_s": 7.0}
+    assert reader.owner() == ("w2", "it waits", 7.0)
     first.close()
     second.close()
 
@@ -337,7 +339,8 @@ def test_a_disk_that_refuses_a_take_over_costs_no_descriptor(tmp_path, monkeypat
     folder = folder_of(tmp_path)
     submit(folder)
     (folder.root / "b").mkdir()
-    (folder.root / "b" / "job.json").write_bytes((folder.root / "a" / "job.json").read_bytes())
+    text = (folder.root / "a" / "job.json").read_text()
+    (folder.root / "b" / "job.json").write_text(text.replace('"id": "a"', '"id": "b"'))
     before = len(os.listdir("/proc/self/fd"))
     for at in range(4):
         disk = FailingDisk(monkeypatch)
@@ -349,7 +352,7 @@ def test_a_disk_that_refuses_a_take_over_costs_no_descriptor(tmp_path, monkeypat
         OwnedJob(folder, "b", 1, "w1")  # without items
     assert len(os.listdir("/proc/self/fd")) == before
     folder.say("a", "w1", "the disk is full", 0.0)
-    assert JobReader(folder, "a").owner()["why"] == "the disk is full"
+    assert JobReader(folder, "a").owner()[1] == "the disk is full"
 
 
 def test_what_an_upload_writes_keeps_it(tmp_path):
@@ -400,3 +403,57 @@ def test_at_its_end_a_job_keeps_its_results_alone(tmp_path):
         (folder.root / f"{number}" / "items.idx").unlink()  # as at its end
     with pytest.raises(InvalidInput, match=r"tenant = '': has 30 jobs with results, at most 30. .* jobs_keep_s"):
         submit(folder, Job("more", "digits", 1000.0))
+
+
+STRANGE = {
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a socket": lambda path: (path.unlink(), os.mknod(path, stat.S_IFSOCK | 0o600)),
+    "empty": lambda path: path.write_bytes(b""),
+    "binary": lambda path: path.write_bytes(bytes(range(256)) * 40),
+    "a sparse file of 1 TiB": lambda path: os.truncate(path, 2**40),
+    "deep": lambda path: path.write_bytes(b"[" * 100_000),
+    "other types": lambda path: path.write_text('{"owner": 7, "why": [], "expected_at_s": "x", "job": {}}'),
+    "far beyond": lambda path: path.write_text('{"owner": "w", "why": "", "expected_at_s": 1e300, "items": 1e300}'),
+    "an end that is none": lambda path: path.write_bytes(
+        encode({"accepts": {}}) + b"\n" + encode({"ended": "GONE", "at_s": 1e300, "why": ""}) + b"\n"
+    ),
+    "results that are nowhere": lambda path: path.write_bytes(
+        encode({"accepts": {}}) + b"\n"
+        + encode({"results": [[0, 1]], "sizes": [-1], "at": -7, "failed": 0, "joules": 0, "grams": 0}) + b"\n"
+    ),
+    "another's": lambda path: path.write_text(path.read_text().replace('"id": "a"', '"id": "b"')),
+    "a deadline beyond all": lambda path: path.write_text(path.read_text().replace("1000.0", "1e300")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", STRANGE)
+@pytest.mark.parametrize("name", ["job.json", "owner.json", "journal.2", "answers.2", "items.bin", "items.idx"])
+async def test_whatever_stands_at_a_files_name_nothing_hangs_and_the_job_is_left_out_or_shown(tmp_path, name, how):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    owned = OwnedJob(folder, "a", 2, "w2")
+    owned.write([result(0, 2)])
+    owned.close()
+    try:
+        STRANGE[how](folder.root / "a" / name)
+    except UnicodeDecodeError:
+        return  # a file that holds no text
+    again = folder_of(tmp_path)
+
+    def read() -> None:
+        with contextlib.suppress(OSError, NotFound):
+            reader = JobReader(again, "a", kept=True)
+            assert reader.ledger.left <= len(ITEMS)
+            assert reader.state in (JobState.WAITING, JobState.RUNNING)
+            owner, _, expected_at_s = reader.owner()
+            assert owner in ("w2", "w", "7", "")
+            assert expected_at_s == 0.0
+            reader.results(0, 10_000)
+            next_ = OwnedJob(again, "a", 3, "w3")
+            assert next_.items is not None
+            next_.items.read(0, 10)
+            next_.write([result(5, 3)])
+            next_.close()
+
+    await asyncio.wait_for(on_disk(read), 20.0)
