@@ -6,14 +6,17 @@ page built on it can pass simulated GPUs off as real ones.
 
 import logging
 import os
+import socket
 import sys
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import prometheus_client as prometheus
 from prometheus_client.metrics_core import Metric as Samples
@@ -21,6 +24,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from trefoil.core import errors
 from trefoil.runtime.metrics import ALL, METRICS, TRITON_METRICS, Metric
+
+CLIENTS_MAX: Final = 32  # of the endpoint at once: Prometheus, probes, people
+SILENT_S: Final = 10.0
 
 
 class Metrics(Collector):
@@ -110,6 +116,7 @@ class Metrics(Collector):
             return [text.encode()]
 
         server.set_app(app)
+        _bound(server)
 
         def close() -> None:
             server.shutdown()
@@ -122,6 +129,37 @@ class Metrics(Collector):
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return registry
+
+
+def _bound(server: Any) -> None:
+    """Bound the clients of a threading HTTP server: one that is silent is left, and the oldest of too many gives way.
+    Each has a thread and a descriptor of the service that it is about."""
+    held, begin, end, report = (
+        deque[socket.socket](),
+        server.process_request,
+        server.shutdown_request,
+        server.handle_error,
+    )
+
+    def process_request(client: socket.socket, address: Any) -> None:
+        held.append(client)
+        if len(held) > CLIENTS_MAX:
+            with suppress(OSError):  # it has left
+                held.popleft().shutdown(socket.SHUT_RDWR)
+        begin(client, address)
+
+    def shutdown_request(client: socket.socket) -> None:
+        with suppress(ValueError):  # it gave way
+            held.remove(client)
+        end(client)
+
+    def handle_error(client: socket.socket, address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # of a client that is silent or has left
+            report(client, address)
+
+    server.process_request, server.shutdown_request = process_request, shutdown_request
+    server.handle_error = handle_error
+    server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": SILENT_S})
 
 
 def _make(metric: Metric, registry: CollectorRegistry) -> Any:

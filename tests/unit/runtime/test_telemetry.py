@@ -1,3 +1,4 @@
+import contextlib
 import inspect
 import json
 import os
@@ -5,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -182,3 +184,20 @@ def test_a_page_answers_one_request_of_a_connection_and_reads_no_further(unused_
         answered = b"".join(iter(lambda: client.recv(2**16), b""))
     close()
     assert answered.count(b"HTTP/1.0 200 OK") == 1
+
+
+def test_clients_that_say_nothing_take_no_more_threads_than_the_page_has_for_all(unused_tcp_port, monkeypatch, capfd):
+    monkeypatch.setattr(telemetry, "SILENT_S", 1.0)
+    close = Metrics("dispatcher").serve("127.0.0.1", unused_tcp_port)
+    before, address = threading.active_count(), ("127.0.0.1", unused_tcp_port)
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for number in range(telemetry.CLIENTS_MAX + 8):
+            silent.append(stack.enter_context(socket.create_connection(address, 60)))
+            silent[-1].sendall(b"GET /met" if number % 2 else b"")
+            assert threading.active_count() <= before + telemetry.CLIENTS_MAX + 2
+        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics", timeout=60) as page:
+            assert b"trefoil_build_info" in page.read()
+        assert [client.recv(1) for client in silent] == [b""] * len(silent), "each is closed by the server"
+    close()
+    assert capfd.readouterr().err == ""
