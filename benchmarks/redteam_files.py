@@ -151,14 +151,20 @@ def _strike(system: EchoSystem, service: str, names: list[str], puts: Sequence[P
 
 @asynccontextmanager
 async def spoiled(system: EchoSystem, service: str, names: list[str], turn: int) -> AsyncIterator[None]:
-    """Strange state files at a service's start: set aside, and what stood in force is so again."""
+    """Strange state files at a service's start: set aside, and what stood in force is so again. Another worker of a
+    dispatcher may write their table again before that."""
     before = await system.client.plan()
     puts = list(STRANGE.values())
     paths = _strike(system, service, names, puts[turn:] + puts[:turn])
+    struck = {path: path.lstat().st_ino for path in paths if service == "dispatcher"}
     yield
     after = None
     for _ in range(TRIES):
-        missing = [path.name for path in paths if not os.path.lexists(f"{path}{BAD}")]
+        missing = [
+            path.name
+            for path in paths
+            if not os.path.lexists(f"{path}{BAD}") and path.lstat().st_ino == struck.get(path, path.lstat().st_ino)
+        ]
         with suppress(TrefoilError):
             after = await system.client.plan()
         if after is not None and not missing:
