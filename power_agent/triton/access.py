@@ -22,12 +22,13 @@ from trefoil.core.errors import DiskUnavailable, SettingError, system_error
 from trefoil.core.fleet import triton_name
 from trefoil.runtime.files import REMEDY, replace_file, replace_files
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.state_files import read_bytes
+from trefoil.runtime.state_files import read_bytes, set_aside
 
 RESTRICTED: Final = "model-repository,shared-memory,trace,logging"
 """Protocols that only the agent needs, or nobody. Dispatchers need health, metadata, model-config and inference."""
 HEADER: Final = "agent"
 SECRET: Final = "triton.key"
+SECRET_BYTES: Final = 32
 FIELDS: Final = ("triton_tls_certificate", "triton_tls_key", "tls_ca")
 
 
@@ -134,9 +135,12 @@ class TritonAccess:
 
 
 def _secret_of(path: Path) -> bytes:
-    """The secret in a file, made where there is none."""
-    if found := read_bytes(path):
+    """The secret in a file, made where there is none: what is shorter could be guessed, and stands aside."""
+    found = read_bytes(path)
+    if found is not None and len(found) == SECRET_BYTES:
         return found
-    made = secrets.token_bytes(32)
+    if found is not None:
+        set_aside(path, f"has {len(found)} bytes, not {SECRET_BYTES}")
+    made = secrets.token_bytes(SECRET_BYTES)
     replace_file(path, made, sync=False, mode=0o600)
     return made

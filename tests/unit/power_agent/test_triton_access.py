@@ -1,6 +1,7 @@
 """What an agent has of its Tritons: keys that survive it, and a certificate that is none of its own."""
 
 import math
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,25 @@ def test_slices_that_start_together_have_keys_of_one_secret(tmp_path: Path, monk
     with ThreadPoolExecutor(len(tags)) as threads:
         keys = list(threads.map(access_of(settings).key, tags))
     assert keys == [access_of(settings).key(tag) for tag in tags]
+
+
+SPOILT = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut off": lambda path: path.write_bytes(b"abc"),
+    "endless": lambda path: os.truncate(path, 2**40),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_secret_stands_aside_for_a_new_one(tmp_path: Path, name: str) -> None:
+    settings, path = PowerAgentSettings(state_dir=tmp_path), tmp_path / "triton.key"
+    before = access_of(settings).key("tag")
+    SPOILT[name](path)
+    after = access_of(settings).key("tag")
+    assert after == access_of(settings).key("tag") != before
+    assert (path.stat().st_size, (tmp_path / "triton.key.bad").exists()) == (32, True)
 
 
 OPEN = {"triton_listen": "0.0.0.0", "advertise_host": "192.0.2.1"}
