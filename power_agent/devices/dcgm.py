@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from power_agent.devices.gpm import GpuInstanceIds
 from power_agent.devices.gpus import ACTIVE_MAX
 from power_agent.devices.inventory import Inventory
@@ -30,6 +28,7 @@ from trefoil import direct
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.given.metric_page import page_samples
 
 SM_ACTIVE: Final = "DCGM_FI_PROF_SM_ACTIVE"
 ENGINE_ACTIVE: Final = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
@@ -58,17 +57,14 @@ def parse_metrics(text: str) -> dict[InstanceKey, float]:
         ValueError: no metrics page.
     """
     found: dict[str, dict[InstanceKey, float]] = {SM_ACTIVE: {}, ENGINE_ACTIVE: {}}
-    for family in text_string_to_metric_families(text):
-        if family.name not in found:
+    for sample in page_samples(text, found.__contains__):
+        uuid, instance = sample.labels.get("UUID", ""), sample.labels.get("GPU_I_ID", "")
+        if not uuid or not 0 <= sample.value <= ACTIVE_MAX or not (instance.isdigit() or not instance):
             continue
-        for sample in family.samples:
-            uuid, instance = sample.labels.get("UUID", ""), sample.labels.get("GPU_I_ID", "")
-            if not uuid or not 0 <= sample.value <= ACTIVE_MAX or not (instance.isdigit() or not instance):
-                continue
-            place = (uuid, int(instance) if instance else None)
-            width = _width(sample.labels.get("GPU_I_PROFILE", "")) if family.name == ENGINE_ACTIVE else 1
-            value = min(1.0, max(0.0, sample.value * width))
-            found[family.name][place] = max(value, found[family.name].get(place, 0.0))  # one line per pod on it
+        place = (uuid, int(instance) if instance else None)
+        width = _width(sample.labels.get("GPU_I_PROFILE", "")) if sample.name == ENGINE_ACTIVE else 1
+        value = min(1.0, max(0.0, sample.value * width))
+        found[sample.name][place] = max(value, found[sample.name].get(place, 0.0))  # one line per pod on it
     return found[ENGINE_ACTIVE] | found[SM_ACTIVE]
 
 

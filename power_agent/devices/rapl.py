@@ -78,6 +78,8 @@ def find_zones(root: Path) -> tuple[Zone, ...]:
             if not name.startswith("package") or name in packages:
                 continue
             zone = Zone(folder.name, folder, int((folder / "max_energy_range_uj").read_text()))
+            if zone.range_uj <= 0:
+                raise ValueError(f"max_energy_range_uj is {zone.range_uj}")
             read_zone(zone)
         except (OSError, ValueError) as error:
             if folder.name.startswith(OWN) or name.startswith("package"):

@@ -155,6 +155,7 @@ JSON_FORMS = {
     "equal keys": (b"", '[1,2,3,4],"data":[5,6,7,8]', "", ""),
     "null parameters of an input": (b"", '[1,2,3,4],"parameters":null', "", ""),
     "a list of parameters of an output": (b"", "[1,2,3,4]", '"outputs":[{"name":"SCORES","parameters":[]}],', ""),
+    "no classes": (b"", "[1,2,3,4]", '"outputs":[{"name":"SCORES","parameters":{"classification":0}}],', ""),
     "lists beside numbers": (b"", "[[1,[2]],3,[[[4]]]]", "", ""),
 }
 SAME_BYTES |= {

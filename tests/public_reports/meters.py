@@ -58,6 +58,22 @@ DCGM = tuple(
         ("negative", [(SM, 1, "-1")], {}),
         ("a percentage", [(SM, 1, "42")], {}),
         ("blank here, a share there", [(SM, 1, "9223372036854775794"), (ENGINE, 1, "0.5")], {1: 0.5}),
+        (
+            "a value that could not be converted",
+            [(SM, 1, "ERROR - FAILED TO CONVERT TO STRING"), (SM, 2, "0.5")],
+            {2: 0.5},
+        ),
+        (
+            "another metric with a text for a value",
+            [("DCGM_FI_DEV_VGPU_INSTANCE_IDS", 1, "ERROR - FAILED TO CONVERT TO STRING"), (SM, 1, "0.5")],
+            {1: 0.5},
+        ),
+        (
+            "another metric with a device for a value",
+            [(SM, 1, "0.5"), ("DCGM_FI_DEV_CUDA_VISIBLE_DEVICES_STR", 1, "MIG-GPU-66068b5a/3")],
+            {1: 0.5},
+        ),
+        ("no value at all", [(SM, 1, ""), (SM, 2, "0.5")], {2: 0.5}),
         ("two pods, one of them blank", [(SM, 1, "0.5"), (SM, 1, "9223372036854775794")], {1: 0.5}),
     )
 )

@@ -45,6 +45,19 @@ def test_parameters_of_a_tensor_that_are_no_object_are_none_and_those_of_a_reque
         codec.decode(text, len(text), "m", "")
 
 
+def test_no_classes_are_no_classification():
+    wanted, plain = body(outputs=',"parameters":{"classification":0}'), body()
+    assert codec.decode(wanted, len(wanted), "m", "") == codec.decode(plain, len(plain), "m", "")
+
+
+@pytest.mark.parametrize("rows", [2**62, 2**63 - 1])
+def test_a_shape_whose_elements_are_more_than_64_bits_count_is_refused(rows):
+    """Either ends Triton's process where it gets it."""
+    text = body().replace(b"[2]", f"[{rows},4]".encode())
+    with pytest.raises(InvalidInput, match="'data' has 2 elements"):
+        codec.decode(text, len(text), "m", "")
+
+
 def test_a_whole_number_beyond_64_bits_is_a_double():
     text = body(request=',"parameters":{"a":18446744073709551615,"b":-9223372036854775809}')
     message = pb.ModelInferRequest.FromString(codec.decode(text, len(text), "m", "")[0])

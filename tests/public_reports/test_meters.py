@@ -3,7 +3,7 @@
 import pytest
 
 from power_agent.devices.dcgm import parse_metrics
-from power_agent.devices.rapl import RaplCounter, find_zones
+from power_agent.devices.rapl import RaplCounter, RaplUnavailable, find_zones
 from tests.public_reports.meters import DCGM, RAPL
 from trefoil.runtime.clock import ManualClock
 
@@ -35,6 +35,14 @@ def test_a_zone_that_cannot_be_read_is_replaced_by_its_mirror(tmp_path):
     show(tmp_path, zones, 0)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("")
     assert [zone.name for zone in find_zones(tmp_path)] == ["intel-rapl-mmio:0"]
+
+
+@pytest.mark.parametrize("range_uj", ["0", "-1"])
+def test_a_zone_without_a_range_is_no_meter_that_stands_at_0(range_uj, tmp_path):
+    show(tmp_path, [("intel-rapl:0", "package-0", 1)], 0)
+    (tmp_path / "intel-rapl:0" / "max_energy_range_uj").write_text(range_uj)
+    with pytest.raises(RaplUnavailable, match=f"max_energy_range_uj is {range_uj}.*Remedy"):
+        RaplCounter(tmp_path, ManualClock(1e6), "boot")
 
 
 @pytest.mark.parametrize("report", DCGM, ids=str)

@@ -221,6 +221,7 @@ REFUSED = (
     row("gzip", gzip.compress(b"second,requests\n0,1\n"), r"is packed.*unpack it"),
     row("UTF-16", "second,requests\n0,1\n".encode("utf-16"), r"is no UTF-8.*save it as UTF-8"),
     row("an empty file", "", r"is empty"),
+    row("more than anyone serves", "second,requests\n0,1e300\n1,5\n", r"line 2: more than a billion requests a second"),
     row("a time of no unit", "timestamp,model\n5,a\n45,b\n", r"unit of these times is not known.*time_unit"),
     row("numbers without a header", "42\n50\n", r"numbers without a header.*bin_s.*time_unit"),
     row("several columns without a header", "0,42\n1,50\n", r"unknown header.*column"),

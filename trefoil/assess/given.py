@@ -7,12 +7,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from trefoil.assess.prometheus import base_url, check_clusters, get
 from trefoil.assess.series import Labels, MetricSeries, known_name, series_of
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.given import metric_page
 from trefoil.runtime.given.table import date_of, number_of, read_rows
 
 NAME_COLUMNS: Final = ("metric", "name", "__name__")
@@ -25,11 +25,9 @@ Sample = tuple[str, Labels, float, float]
 def page_samples(text: str, at_s: float, source: str, option: str = "--scrape", **more: str) -> Iterator[Sample]:
     """Samples of a metric page that are read, at a time; raises InvalidInput: it is no page of metrics."""
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if known_name(sample.name):
-                    yield sample.name, {**more, **sample.labels}, at_s, float(sample.value)
-    except (ValueError, IndexError, KeyError) as error:
+        for sample in metric_page.page_samples(text, known_name):
+            yield sample.name, {**more, **sample.labels}, at_s, float(sample.value)
+    except ValueError as error:
         remedy = "name pages in Prometheus' text format: Triton's :8002/metrics, vLLM's /metrics, DCGM's :9400/metrics"
         raise InvalidInput("is no page of metrics", field=option, value=source, remedy=remedy) from error
 

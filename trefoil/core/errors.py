@@ -238,13 +238,17 @@ def in_one_line() -> Iterator[None]:
             ) from error
         target = error.filename2 or error.filename
         raise system_error(StartError, error, "be used", target, remedy="name one that is there") from error
+    except RuntimeError as error:  # of Path.resolve, before Python 3.13
+        if not str(error).startswith("Symlink loop"):
+            raise
+        raise StartError(str(error), remedy=SYSTEM_REMEDIES[errno.ELOOP]) from error
 
 
 def neighbour(name: str, known: Iterable[str]) -> str:
-    """Name that was probably meant: one that begins with it, else the one most like it; "" = none."""
-    names = sorted(known)
-    longer = [other for other in names if other.startswith(name)] if len(name) > 1 else []
-    return next(iter(longer or get_close_matches(name, names, n=1)), "")
+    """Name that was probably meant, in any case: one that begins with it, else the one most like it; "" = none."""
+    names, wanted = {other.lower(): other for other in sorted(known)}, name.lower()
+    longer = [other for other in names if other.startswith(wanted)] if len(name) > 1 else []
+    return next((names[other] for other in longer or get_close_matches(wanted, names, n=1)), "")
 
 
 def one_of(known: Iterable[str], given: str = "", *, also: str = "", none: str = "none yet") -> str:

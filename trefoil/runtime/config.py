@@ -223,7 +223,9 @@ def _overridden(
 
 
 def _origin(field: str, origins: Mapping[str, str], source: str) -> str:
-    """Where a field's value is from: the last that set it, a part of it, or what it is a part of."""
+    """Where a field's value is from: the last that set it, a part of it, or what it is a part of; "": all places."""
+    if not field:
+        return ", ".join([source, *origins.values()])
     for key in reversed(list(origins)):
         if key == field or key.startswith(f"{field}.") or field.startswith(f"{key}."):
             return origins[key]
@@ -388,7 +390,7 @@ def parse_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.system_error(errors.SettingError, error, "be read", path, remedy="name a TOML file") from error
     except (ValueError, RecursionError) as error:

@@ -14,6 +14,9 @@ from trefoil.reproduce.plots import write_csv
     ("command", "words"),
     [
         ("up --set famly.name=x", "famly: unknown setting (in flag famly.name). Remedy: did you mean family?"),
+        ("up --port-offset 99999", "moves a port out of 1..65535 (in "),
+        ("up --port-offset 99999", "up.toml, flag port_offset). Remedy"),
+        ("up --policy EXACT", "policy = 'EXACT': unknown policy. Remedy: did you mean exact?"),
         ("up --policy exakt", "policy = 'exakt': unknown policy. Remedy: did you mean exact?"),
         (
             "simulate digts",

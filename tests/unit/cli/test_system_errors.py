@@ -76,6 +76,12 @@ def test_a_folder_that_cannot_be_used_is_one_line(command: str, tmp_path: Path) 
         in_one(asked(command, path))
 
 
+@pytest.mark.parametrize("command", [*READS, *FOLDERS])
+def test_links_in_a_circle_are_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    in_one(asked(command, tmp_path / "loop"))
+
+
 @pytest.mark.parametrize("command", [*READS, *FOLDERS[1:]])
 def test_no_permission_is_one_line(command: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"

@@ -52,7 +52,7 @@ def backtest(
     estimated_column: Annotated[str, typer.Option(help="Column that marks them; default: by its name.")] = "",
     gaps: Annotated[str, typer.Option(help="Missing rows: refuse, hold or linear.")] = "refuse",
     gap_max_h: Annotated[float, typer.Option(min=0.01, help="Longest gap that is filled.")] = 6.0,
-    step_min: Annotated[float, typer.Option(min=15, help="Minutes of a step; origins lie one step apart.")] = 60.0,
+    step_min: Annotated[float, typer.Option(min=15, max=1440, help="Minutes from origin to origin.")] = 60.0,
     horizon_h: Annotated[float, typer.Option(min=1, max=336, help="How far ahead.")] = 96.0,
     test_share: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="The last part of the trace that is scored; before it, they learn.")

@@ -82,7 +82,7 @@ def opened(path: Path, below: Path | None, bytes_max: int) -> Iterator[BinaryIO]
 def read_text(path: Path, below: Path | None, bytes_max: int) -> str:
     """Read a text of a repository. Raises as `opened`, and UnicodeDecodeError."""
     try:
-        return read_plain(path, bytes_max, below).decode()
+        return read_plain(path, bytes_max, below).decode("utf-8-sig")
     except NotPlain as error:
         raise CatalogError(str(error), field="file", value=str(path), remedy=REMEDY) from error
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.core.errors import TraceError
+from trefoil.core.outside.ranges import BY_UNIT
 from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, number_remedy, read_rows
 from trefoil.simulator.scenario.request_columns import (
     Columns,
@@ -226,6 +227,8 @@ class _Read:
             self.refuse(values != np.floor(values), choice.count, values, "no count", "0, 1, 2, ...")
         bin_s = self.width_s() if choice.time >= 0 else choice.bin_s
         numbers = values * (bin_s / choice.per_s) if choice.per_s else values
+        too_many = numbers > bin_s * BY_UNIT["_per_s"].high
+        self.refuse(too_many, choice.count, values, "more than a billion requests a second", "mend that line")
         if not numbers.sum() > 0:
             raise TraceError(
                 f"{self.path} holds no request: every number is 0", field="trace", remedy="give another trace"
