@@ -191,6 +191,7 @@ async def test_cancelled_it_keeps_what_was_answered(system, jobs):
     results = await jobs.results("a")
     assert [r.item for r in results] == list(range(5000))
     assert sum(not r.code for r in results) == last.answered
+    assert await asyncio.gather(jobs.results("a"), jobs.results("a")) == [results, results], "asked for twice at once"
     assert {r.error for r in results if r.code} == {"its job ended before it was run: no longer needed"}
     again = (await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="a"))).status
     assert again.why == "no longer needed"

@@ -1,14 +1,19 @@
 """Jobs in trouble: damaged files, slow disks, silent clients, more jobs than run at once, workers without credits."""
 
 import asyncio
+import hashlib
 import os
+import re
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
 
 import grpc
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dispatcher.jobs import job_run, owner, service
 from dispatcher.jobs.core.job import Bounds
@@ -19,6 +24,7 @@ from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.job_serving import Jobs, item, jobs_of, messages
 from trefoil.api import jobs as jobs_client
+from trefoil.cli.main import app
 from trefoil.core.errors import Unavailable
 
 pytestmark = pytest.mark.integration
@@ -205,3 +211,72 @@ async def test_jobs_go_to_a_worker_that_has_credits(system, jobs, monkeypatch):
         slice_.gate.set()
     monkeypatch.undo()
     assert (await jobs.ended("a")).answered == 20
+
+
+REFUSED = {
+    "--complete-by 0s": "complete_by = .*: passed 0 s ago. Remedy: give a time ahead",
+    "--complete-by 2020-02-29T01:00+05:30": "complete_by = 1582918200.0: passed [0-9]+ s ago",
+    "--complete-by 2020-02-29T01:00": "complete_by = 1582938000.0: passed [0-9]+ s ago",
+    "--complete-by nan": "--complete-by = 'nan': not a time. Remedy: write 2026-11-20T12:00Z",
+    "--complete-by 6H": "--complete-by = '6H': not a time",
+    "--complete-by 3660d": "complete_by = .*: is too far ahead. Remedy: at most 366 days ahead",
+    "--complete-by 9999-12-31T23:59Z": "complete_by = .*: is too far ahead",
+    "--complete-by 999999999999d": "complete_by = .*: is no time. Remedy: give UTC seconds",
+    "--complete-by 1h --grams-max nan": "grams_max = nan: is not a number. Remedy: send a finite one",
+    "--complete-by 1h --grams-max 1e300": "grams_max = 1e.300: must be 0 or between 1e-12 and 1e.15",
+    "--complete-by 1h --grams-max -1": "grams_max = -1.0: is negative",
+    "--complete-by 1h --min-accuracy 90": "min_accuracy = 90.0: is no accuracy. Remedy: a number in 0..1",
+    "--complete-by 1h --min-accuracy nan": "min_accuracy = nan: is not a number",
+    "--complete-by 1h --priority 4294967296": "priority = 4294967296: cannot be. Remedy: 0 to 4294967295",
+    "--complete-by 1h --id ../a": "id = '../a': is no name of a job. Remedy: at most 63 letters",
+    "--complete-by 1h --tenant ghost": "tenant = 'ghost': no tenants file names tenants. Remedy: leave it out",
+    "--complete-by 1h --zone MOON": "zones = 'MOON': is the zone of no node here and of no peer. Remedy: ",
+}
+
+
+async def test_what_a_submission_cannot_ask_for_is_one_line_and_keeps_nothing(system, jobs, tmp_path):
+    np.savez(tmp_path / "items.npz", IMAGE=np.zeros((3, 8, 8), np.uint8))
+    for options, says in REFUSED.items():
+        typed = ["jobs", "submit", "digits", str(tmp_path / "items.npz"), *options.split()]
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*typed, "--dispatcher", jobs.address])
+        assert done.exit_code == 2, (options, done.output, done.exception)
+        (line,) = (line for line in done.output.splitlines() if line.startswith("trefoil: "))
+        assert re.search(says, line), (options, line)
+    assert not list(jobs.folder.root.glob(".new-*"))
+    assert jobs.folder.ids() == []
+
+
+async def test_a_tenant_that_is_renamed_leaves_its_job_to_its_old_name(state, tmp_path):
+    def tenants(name: str) -> str:
+        rows = ((name, "jobs", "of-blue"), ("boss", "admin", "of-boss"))
+        return "".join(
+            f'[[tenant]]\nname = "{name}"\nroles = ["{role}"]\n'
+            f'token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
+            for name, role, token in rows
+        )
+
+    file = tmp_path / "tenants.toml"
+    file.write_text(tenants("blue"))
+    async with (
+        dispatcher_system(state, tmp_path, FakeTriton(version=1), tenants_file=file) as system,
+        jobs_of(system.running, state, guarded=True) as jobs,
+    ):
+        windows = system.running.loop.subscribe()
+        blue, boss = ((("authorization", f"Bearer {token}"),) for token in ("of-blue", "of-boss"))
+        system.slice.gate.clear()
+        await jobs.stub.Submit(messages(items(20), id="a"), metadata=blue)
+        await until(lambda: "a" in jobs.owner.runs)
+        file.write_text(tenants("green"))
+        system.running.fronts.access.refresh()
+        system.slice.gate.set()
+        says = "NOT_FOUND id = 'a': is no job of tenant green. Remedy: name one of its own"
+        assert says in await refused(jobs.stub.Get(jobs_pb2.GetRequest(id="a"), metadata=blue))
+        watched = jobs.stub.Watch(jobs_pb2.WatchRequest(id="a"), metadata=boss)
+        last = [told.status async for told in watched][-1]
+        assert (last.job.tenant, last.answered, last.failed) == ("blue", 20, 0)
+        booked = Counter[str]()
+        async with asyncio.timeout(30):
+            while booked.total() < 20:
+                for cell in (await windows.get()).cells:
+                    booked[cell.key.tenant] += cell.items
+        assert +booked == {"blue": 20}

@@ -85,6 +85,16 @@ class TwoZones:
         await self.home.system.plane.put("controller", state.keys.jobs_plan(), made)
 
 
+async def receipts(zone: Zone, items: int) -> dict[str, float]:
+    """Joules of receipts by tenant, once so many items are booked in a zone."""
+    windows, found, answered = zone.system.running.loop.subscribe(), Counter[str](), 0
+    while answered < items:
+        for cell in (await windows.get()).cells:
+            answered += cell.items
+            found[cell.key.tenant] += cell.receipt_j
+    return {tenant: joules for tenant, joules in found.items() if joules}
+
+
 @contextlib.asynccontextmanager
 async def zone(state: State, folder, name: str, latency_s: float = 0.0, **settings: Any) -> AsyncIterator[Zone]:
     """A zone with one slice, whose item costs 2 J."""
@@ -151,8 +161,10 @@ async def check_results(two: TwoZones, name: str, count: int) -> Counter[str]:
 
 @pytest.mark.gate
 async def test_items_go_where_the_plan_says_and_come_back_with_that_zones_receipts(two):
+    booking = [asyncio.create_task(receipts(of, count)) for of, count in ((two.far, 500), (two.home, 100))]
     await two.plan("a", far_items=500, left=600, home_later=100)
-    await two.home.jobs.submit(numbered(600), 5 * 3600, id="a", zones=["HOME", "FAR"])
+    named = await two.home.jobs.submit(numbered(600), 5 * 3600, id="a", zones=["HOME", "FAR", "HOME", "FAR"])
+    assert list(named.job.zones) == ["HOME", "FAR"]
     async with asyncio.timeout(30):
         while (told := await two.home.jobs.status("a")).answered < 500 or [z.away for z in told.zones] != [0]:
             await asyncio.sleep(0.05)
@@ -182,6 +194,9 @@ async def test_items_go_where_the_plan_says_and_come_back_with_that_zones_receip
     assert f"zone FAR: 500 answered ({share.joules:.4g} J, {share.grams:.3g} g), 0 there now" in shown.stdout
     (last,) = await asyncio.to_thread(lambda: list(client.results("a", first=599)))
     assert (last.zone, last.moved_j > 0, last.answer.joules) == ("FAR", True, pytest.approx(2.0))
+    there, here = await asyncio.gather(*booking)
+    assert there == {"home": pytest.approx(share.joules - moved_j)}, "the peer books what the job says of that zone"
+    assert here == {"": pytest.approx((await two.home.jobs.status("a")).joules - share.joules)}
 
 
 async def test_a_cut_link_in_the_middle_loses_nothing_and_repeats_nothing(two, monkeypatch):

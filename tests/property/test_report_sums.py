@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from controller.accounting.core.bookings import bookings, embodied_bookings
 from protos.controller.v1 import controller_pb2 as pb
 from trefoil.cli.operate.report_document import records, report_document
-from trefoil.core.accounting import by_family, by_variant
+from trefoil.core.accounting import NOBODY, by_family, by_variant
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Rung, Series
 from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample, HostedEnergy, SliceEnergy
 from trefoil.core.fleet import SliceKey
@@ -114,6 +115,30 @@ def check_sci(one, answered: int) -> None:
     if terms["sci"] is not None:
         emitted = terms["E"] * terms["I"] if terms["I"] is not None else 0.0
         assert terms["sci"] == pytest.approx((emitted + terms["M"]) / answered)
+
+
+def test_a_gpu_that_is_awake_for_a_job_costs_its_tenant_what_it_draws_idle_and_nothing_is_lost():
+    """Two seconds of one GPU: in the first nothing computes, in the second items of a job."""
+    reading = CarbonReading(SERIES, 0.0, 300.0, 400.0, Quality.MEASURED, observed_at_s=0.0)
+    hosted = (HostedEnergy("digits", "s", 100.0),)
+    part = SliceEnergy(SliceKey("node0/gpu0", "1g.5gb", 0, 1), 1, 100.0, hosted)
+    idle = EnergySample("node0", "node0/gpu0", 1, 0.0, 1.0, 50.0, EnergyMethod.NVML_COUNTER, idle_j=50.0)
+    active = replace(idle, seq=2, starts_at_s=1.0, ends_at_s=2.0, counter_j=150.0, slices=(part,))
+    booked: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for sample in (idle, active):
+        for family, name, amount in bookings(sample, reading, FAMILIES, PUE):
+            booked[family, 0][name] += amount
+
+    def books(**receipts: float) -> dict[tuple[str, str], float]:
+        sums = {f"tenant_receipt_joules:{tenant}": joules for tenant, joules in receipts.items()}
+        found = report_document(report_of(booked | {("digits", 0): booked["digits", 0] | sums}))["tenants"]
+        assert sum(one["joules"] for one in found) == pytest.approx(200.0), "what the counter says"
+        assert sum(one["grams"] for one in found) == pytest.approx(grams(200.0, 400.0, PUE))
+        return {(one["family"], one["tenant"]): one["joules"] for one in found}
+
+    other = {("cats", NOBODY): 25.0}
+    assert books(night=90.0) == other | {("digits", "night"): 175.0}
+    assert books(night=90.0, day=30.0) == other | {("digits", "night"): 131.25, ("digits", "day"): 43.75}
 
 
 @given(samples())

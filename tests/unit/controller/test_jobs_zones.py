@@ -62,6 +62,12 @@ def test_a_good_offer_passes():
         (with_slot(pue=0.1), "offers.slots.pue = 0.1"),
         (with_slot(carbon=dataclasses.replace(SLOTS[0].carbon, p50_g_per_kwh=-5.0)), "p50_g_per_kwh = -5"),
         (with_slot(carbon=dataclasses.replace(SLOTS[0].carbon, ends_at_s=0.0)), "offers.slots.ends_at = 0"),
+        (with_slot(carbon=dataclasses.replace(SLOTS[0].carbon, starts_at_s=-9e5)), "offers.slots.starts_at = -9"),
+        (with_slot(carbon=dataclasses.replace(SLOTS[0].carbon, starts_at_s=math.nan)), "offers.slots.starts_at = nan"),
+        (with_slot(carbon=dataclasses.replace(SLOTS[0].carbon, p50_g_per_kwh=math.nan)), "p50_g_per_kwh = nan"),
+        (with_slot(pue=math.nan), "offers.slots.pue = nan"),
+        (with_cost(device_s=math.nan), "offers.slots.pools.items.device_s = nan"),
+        (with_cost(active_j=math.inf), "offers.slots.pools.items.active_j = inf"),
         (with_slot(pools=SLOTS[0].pools * 2), "offers.slots.pools.name: two of one name"),
         (dataclasses.replace(GOOD, slots=SLOTS + SLOTS), "offers.slots.starts_at = 0"),
         (dataclasses.replace(GOOD, slots=SLOTS * 40), "offers.slots = 120: is not in 0..49"),
@@ -79,6 +85,7 @@ def test_an_old_offer_keeps_what_is_left_of_its_hours():
     assert (first.carbon.starts_at_s, first.pools[0].free_s) == (HOUR, 0.5 * HOUR)
     assert second == SLOTS[2]
     assert slots_ahead(SLOTS[1:], 0.5 * HOUR)[0].carbon.starts_at_s == 0.5 * HOUR, "the first has begun"
+    assert slots_ahead(SLOTS, 3 * HOUR) == [], "hours in the past are none"
 
 
 def test_only_what_own_jobs_leave_over_is_offered():
@@ -95,6 +102,7 @@ def test_only_what_own_jobs_leave_over_is_offered():
         ((), False, ("GB",)),
         (("GB",), False, ("GB",)),
         (("GB", "DE"), False, ("GB", "DE")),
+        (("DE", "GB", "DE", "GB"), False, ("GB", "DE")),
         (("DE",), False, ("", "DE")),
         (("GB", "DE"), True, ("GB",)),
         (("DE",), True, ()),
