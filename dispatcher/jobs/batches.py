@@ -32,7 +32,7 @@ from dispatcher.fronts.rest.calls import (
 )
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.jobs.core.form import Form
-from dispatcher.jobs.core.job import ENDED, Job, JobState
+from dispatcher.jobs.core.job import DEADLINE_MAX_S, ENDED, Job, JobState
 from dispatcher.jobs.files import FOLDER, FileInfo, FilesFolder, FileUpload
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
 from dispatcher.jobs.service import MESSAGE_BYTES, UPLOADS_MAX, JobsAdmin
@@ -44,6 +44,7 @@ from trefoil.runtime.files import disk_error
 
 BATCH, REQUEST = "batch_", "batch_req_"
 BODY_BYTES_MAX: Final = 64 * 1024
+WINDOW_MAX_H: Final = int(DEADLINE_MAX_S // 3600)
 COPY_BYTES: Final = 2**20
 CHECK_MEMORY_BYTES: Final = 2**29
 CHECK_S: Final = 600.0
@@ -388,8 +389,9 @@ def _read_batch(body: bytes) -> dict[str, Any]:
         remedy = one_of(ENDPOINTS, given["endpoint"])
         raise InvalidInput("has no batches here", field="endpoint", value=given["endpoint"], remedy=remedy)
     window = given["completion_window"]
-    if _WINDOW.fullmatch(window) is None:
-        raise InvalidInput("is no window", field="completion_window", value=window, remedy='send "24h", or other hours')
+    if _WINDOW.fullmatch(window) is None or int(window[:-1]) > WINDOW_MAX_H:
+        remedy = f'send "24h", or other hours, at most {WINDOW_MAX_H}'
+        raise InvalidInput("is no window", field="completion_window", value=window, remedy=remedy)
     metadata = given.setdefault("metadata", {})
     pairs = list(metadata.items()) if type(metadata) is dict else [("", None)]
     if len(pairs) > PAIRS_MAX or not all(

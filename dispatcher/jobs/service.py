@@ -201,6 +201,9 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         if reader.stored.job.endpoint:
             remedy = "read its output file: GET /v1/batches names it"
             raise InvalidInput("is a batch of OpenAI's API", field="id", value=request.id, remedy=remedy)
+        if item > (items := reader.stored.items):
+            remedy = f"0 to {items}, or leave it out"
+            raise InvalidInput(f"the job has {items} items", field="first", value=item, remedy=remedy)
         while item < reader.stored.items:
             message, item = await on_disk(self._results, reader, item)
             if message.results and (unread := await _unread(context, message)) is not None:

@@ -192,6 +192,9 @@ async def test_cancelled_it_keeps_what_was_answered(system, jobs):
     assert [r.item for r in results] == list(range(5000))
     assert sum(not r.code for r in results) == last.answered
     assert await asyncio.gather(jobs.results("a"), jobs.results("a")) == [results, results], "asked for twice at once"
+    assert await jobs.results("a", 5000) == []
+    says = "INVALID_ARGUMENT first = 5001: the job has 5000 items. Remedy: 0 to 5000, or leave it out"
+    assert says in await refused(jobs.stub.GetResults(jobs_pb2.GetResultsRequest(id="a", first=5001)).read())
     assert {r.error for r in results if r.code} == {"its job ended before it was run: no longer needed"}
     again = (await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="a"))).status
     assert again.why == "no longer needed"

@@ -21,6 +21,7 @@ from dispatcher.request.admission import Caller
 from dispatcher.request.core import zone_choice
 from tests.integration.test_dispatcher_peers import pair
 from tests.integration.test_dispatcher_zones import Zone, zone
+from tests.support.certificates import Authority
 from tests.support.dispatching import request, until
 from tests.support.link import Link
 from tests.unit.dispatcher.worlds import node, route
@@ -318,3 +319,33 @@ async def test_a_request_that_goes_on_to_another_worker_goes_to_no_zone_again(
             assert (len(far.system.slice.requests), len(two.slice.requests)) == (1, 1)
             far.system.slice.gate.set()
     await far_state.close()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_requests_go_by_tls_whose_authority_is_the_other_zones(shared_redis, state, tmp_path, monkeypatch, shown):
+    """The far zone asks for a client certificate of its own authority; without one nothing is sent."""
+    monkeypatch.setattr(zone_requests, "LOOK_S", 0.02)
+    theirs, tenants = Authority(tmp_path / "theirs"), tmp_path / "tenants.toml"
+    served, held = theirs.server(), theirs.client("home")
+    tenants.write_text(TENANTS)
+    front = {"front_tls_certificate": served.certificate, "front_tls_key": served.key}
+    front |= {"front_client_ca": theirs.certificate}
+    pair_ = {"tls_certificate": held.certificate, "tls_key": held.key} if shown else {}
+    states = [State.connect(shared_redis.url, f"{state.keys.cluster}-{n}", timeout_s=30.0) for n in ("far", "home")]
+    async with zone(states[0], tmp_path / "far", "FAR", tenants_file=tenants, **front) as far:
+        peer = {"zone": "FAR", "address": far.jobs.address, "token": TOKEN, "inference_address": far.system.address}
+        peer |= {"tls_ca": theirs.certificate, **pair_}
+        async with zone(states[1], tmp_path / "home", "HOME", other_zones=(peer,)) as home, Link("127.0.0.1:1") as link:
+            zones = Zones(home, far, link)
+            await zones.within(60_000.0)
+            sight = zones.zones._sights["FAR"]
+            if shown:
+                await zones.offer(OFFER)
+                assert (await zones.ask(1))[0] == "FAR"
+            else:
+                zones.zones.follow([OFFER])
+                await until(lambda: sight.trouble == "UNAVAILABLE")
+                assert (await zones.ask(1))[0] == ""
+            assert len(far.system.slice.requests) == shown
+    for each in states:
+        await each.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protos.dispatcher.v1 import jobs_pb2
 from trefoil.api import jobs as jobs_api
 from trefoil.api.jobs import read_items
 from trefoil.core.errors import InvalidInput
@@ -120,3 +121,11 @@ def test_what_no_message_can_hold_is_refused_before_anything_is_sent(given, says
         with pytest.raises(InvalidInput, match=f"first = {first}: is no item. Remedy: items count from 0"):
             next(jobs.results("a", first))
     jobs.close()
+
+
+def test_an_item_that_no_message_can_hold_is_refused_by_its_number(monkeypatch):
+    monkeypatch.setattr(jobs_api, "ITEM_BYTES_MAX", 1000)
+    failure: list[Exception] = []
+    with pytest.raises(InvalidInput, match=r"items: item 2 has 1001 bytes. Remedy: at most 1000: split it"):
+        list(jobs_api._messages(jobs_pb2.Job(), iter([bytes(1000), b"{}", bytes(1001)]), failure))
+    assert len(failure) == 1

@@ -37,6 +37,7 @@ SUFFIXES: Final = (".npz", ".jsonl")
 ENDED: Final = ("done", "cancelled")
 OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 UNPACKED_MAX: Final = 8 * 2**30  # bytes of a .npz, which is read whole: twice a dispatcher's jobs_bytes_max
+ITEM_BYTES_MAX: Final = rpc.MESSAGE_BYTES_MAX - 2 * CHUNK_BYTES  # with what else is in its message
 PRIORITY_MAX: Final = 2**32 - 1
 ITEM_MAX: Final = 2**63 - 1
 YEAR_9999_S: Final = 253_402_300_799.0
@@ -380,6 +381,9 @@ def _messages(job: Any, items: Iterator[bytes], failure: list[Exception]) -> Ite
     try:
         chunk, size, total = list[bytes](), 0, 0
         for item in items:
+            if len(item) > ITEM_BYTES_MAX:
+                why, remedy = f"item {total} has {len(item)} bytes", f"at most {ITEM_BYTES_MAX}: split it"
+                raise InvalidInput(why, field="items", remedy=remedy)
             chunk.append(item)
             size, total = size + len(item), total + 1
             if size >= CHUNK_BYTES:

@@ -116,11 +116,15 @@ def check_items(job: Job, items: int, world: World) -> None:
     """Check how many items a job has, once all have come.
 
     Raises:
-        InvalidInput: it has none, or more than its slices could answer until its deadline if nothing else ran.
+        InvalidInput: it has none, or more than its slices could answer until its deadline if nothing else ran; or that
+            has passed.
     """
     if not items:
         raise InvalidInput("has no items", field="items", value=0, remedy="give a file that holds at least one")
     left_s = job.complete_by_s - world.now_s
+    if left_s <= 0:
+        why, remedy = "passed while its items came", "give a time further ahead"
+        raise InvalidInput(why, field="complete_by", value=job.complete_by_s, remedy=remedy)
     if world.rate_per_s and items > world.rate_per_s * left_s:
         needed_s = items / world.rate_per_s
         raise InvalidInput(

@@ -63,6 +63,8 @@ def test_no_items_and_more_than_can_ever_be_done():
         check_items(JOB, 360_001, known)
     with pytest.raises(InvalidInput, match="items = 0: has no items"):
         check_items(JOB, 0, known)
+    with pytest.raises(InvalidInput, match=r"complete_by = 4600.0: passed while its items came. Remedy: give a time"):
+        check_items(JOB, 1, replace(known, now_s=4600.0))
 
 
 def test_turns():
