@@ -315,13 +315,16 @@ def vectors_of(data: bytes, texts: int) -> Vectors:
         return Vectors(np.stack(made), _count(given.get("usage") or {}, "prompt_tokens"))
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         why = f"the engine answers no embeddings: {error!r:.80}: {_shown(data)}"
-        raise EngineError(why, "fault", "check that its model embeds") from error
+        raise EngineError(why, "fault", "check that its model embeds texts, by a pooling") from error
 
 
 def _vector(given: Any) -> npt.NDArray[np.float32]:
     if isinstance(given, str):
         return np.frombuffer(base64.b64decode(given, validate=True), "<f4")
-    return np.asarray(given, np.float32).reshape(-1)
+    numbers = np.asarray(given, np.float32)
+    if numbers.ndim != 1:  # llama.cpp's server without a pooling
+        raise ValueError("vectors of tokens, not of a text")
+    return numbers
 
 
 async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
@@ -348,8 +351,10 @@ def _event(text: bytes) -> Mapping[str, Any]:
         raise EngineError(f"an event of the engine is no JSON: {_shown(text)}", "fault") from error
     if not isinstance(found, dict):
         raise EngineError(f"an event of the engine is no object: {_shown(text)}", "fault")
-    if found.get("error"):
-        raise EngineError(f"the engine broke the answer off: {_words(text.decode('utf-8', 'replace'))}", "fault")
+    if said := found.get("error"):
+        own = isinstance(said, dict) and said.get("code") in REFUSED  # vLLM: with the status that it had been
+        why = f"the engine broke the answer off: {_words(text.decode('utf-8', 'replace'))}"
+        raise EngineError(why, "refused" if own else "fault")
     return found
 
 

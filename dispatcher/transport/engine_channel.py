@@ -185,7 +185,7 @@ class _Answer:
         echo = not self._streams and not _first(given, "exclude_input_in_output")
         self._held = str(_first(given, PROMPT) or "") if echo else ""
         self._reason, self._counted = "", 0
-        self._calls = list[Mapping[str, Any]]()
+        self._calls, self._first_parts = list[Mapping[str, Any]](), dict[int, Mapping[str, Any]]()
         self._tokens: int | None = None
         self._prompt_tokens: int | None = None
 
@@ -196,7 +196,7 @@ class _Answer:
         self._prompt_tokens = self._prompt_tokens if piece.tokens_in is None else piece.tokens_in
         if not piece.text and not piece.calls:
             return b""
-        self._calls += piece.calls
+        self._calls += [_unrepeated(call, self._first_parts.setdefault(call["index"], call)) for call in piece.calls]
         if not self._streams:
             self._held += piece.text
             self._counted += 1
@@ -230,6 +230,18 @@ class _Answer:
             data = kserve_wire.FINAL
             data += kserve_wire.bool_parameter(ESTIMATED, True) if self._tokens is None else b""
         return kserve_wire.stream_answer(response.SerializeToString() + data)
+
+
+def _unrepeated(call: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a call without what its first part had: llama.cpp's server repeats id and name with each piece."""
+    if call is first:
+        return call
+    named = first.get("function") or {}
+    new = {name: value for name, value in (call.get("function") or {}).items() if value != named.get(name)}
+    new |= {"arguments": (call.get("function") or {}).get("arguments") or ""}
+    return {name: value for name, value in call.items() if value != first.get(name)} | {
+        "index": call["index"], "function": new,
+    }  # fmt: skip
 
 
 def _add_text(response: Any, name: str, text: str) -> None:

@@ -96,9 +96,10 @@ def tool(name: str) -> dict:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
-async def test_tools_are_passed_on_and_their_calls_come_back_whole_or_as_a_stream(adopted, engine):
+@pytest.mark.parametrize("prompt", ["!tools", "!repeat"])
+async def test_tools_are_passed_on_and_their_calls_come_back_whole_or_as_a_stream(adopted, engine, prompt):
     tools = {"tools": [tool("weather"), tool("sea")], "tool_choice": "required", "parallel_tool_calls": True}
-    asked = [{"role": "user", "content": "!tools"}]
+    asked = [{"role": "user", "content": prompt}]
     answer = await adopted.client.chat.completions.create(model=CHAT, messages=asked, **tools)
     choice = answer.choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -107,7 +108,7 @@ async def test_tools_are_passed_on_and_their_calls_come_back_whole_or_as_a_strea
     assert {name: engine.bodies[-1][name] for name in tools} == tools
     async with adopted.client.chat.completions.stream(model=CHAT, messages=asked, **tools) as stream:
         streamed = (await stream.get_final_completion()).choices[0]
-    assert [call.function.arguments for call in streamed.message.tool_calls] == [call[2] for call in calls]
+    assert [(call.id, call.function.name, call.function.arguments) for call in streamed.message.tool_calls] == calls
     assert streamed.finish_reason == "tool_calls"
     turn = choice.message.model_dump(exclude_none=True)
     results = [{"role": "tool", "tool_call_id": call[0], "content": "rain"} for call in calls]

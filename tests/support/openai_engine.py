@@ -11,7 +11,7 @@ answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks
     !deaf                          nothing at all
     !plain                         no usage, as llama.cpp's server
     !null !undone                  usage that is null, no [DONE] after the reason
-    !tools                         calls of its tools, piece by piece
+    !tools !repeat                 calls of its tools, piece by piece; with id and name in each, as llama.cpp's server
     !mad                           calls that are none
     !redirect                      307 to another address
 """
@@ -140,9 +140,10 @@ class Engine:
     ) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n")
         chat, most, reason = "messages" in body, body.get("max_tokens", 8), "length"
-        if word in ("!tools", "!mad"):
+        if word in ("!tools", "!repeat", "!mad"):
             most, reason = 0, "tool_calls"
-            for delta in _calls(body["tools"]) if word == "!tools" else ({"tool_calls": [{"function": {"name": 5}}]},):
+            mad = ({"tool_calls": [{"function": {"name": 5}}]},)
+            for delta in mad if word == "!mad" else _calls(body["tools"], word == "!repeat"):
                 _event(writer, {"choices": [{"index": 0, "finish_reason": None, "delta": delta}]})
         for at in range(most):
             if gone.done():
@@ -184,7 +185,7 @@ FAULTS = {
 }
 
 
-def _calls(tools: list[Any]) -> Iterator[dict[str, Any]]:
+def _calls(tools: list[Any], repeat: bool) -> Iterator[dict[str, Any]]:
     """Deltas with one call of each tool, as vLLM has them: the name first, then its arguments."""
     yield {"role": "assistant", "content": ""}
     for at, tool in enumerate(tools):
@@ -192,7 +193,8 @@ def _calls(tools: list[Any]) -> Iterator[dict[str, Any]]:
         first = {"index": at, "id": f"call-{at}", "type": "function", "function": {"name": name, "arguments": ""}}
         yield {"tool_calls": [first]}
         for text in ('{"of": ', f'"{name}"', "}"):
-            yield {"tool_calls": [{"index": at, "function": {"arguments": text}}]}
+            function = {"name": name, "arguments": text} if repeat else {"arguments": text}
+            yield {"tool_calls": [{**(first if repeat else {}), "index": at, "function": function}]}
 
 
 def _event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:

@@ -53,6 +53,15 @@ def test_events_are_the_same_however_their_bytes_come(size):
     assert (found[-1].tokens_in, found[-1].tokens_out) == (3, None), "a count below 0 is none"
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"), [(b"400", "refused"), (b"500", "fault"), (b"null", "fault"), (b"[]", "fault")]
+)
+def test_an_error_in_a_stream_is_of_whom_its_code_says(code, kind):
+    with pytest.raises(engine_api.EngineError, match="broke the answer off: no") as caught:
+        pieces(b'data: {"error": {"message": "no", "code": %s}}\n' % code, 64)
+    assert caught.value.kind == kind
+
+
 def test_calls_without_a_number_are_counted():
     calls = [{"index": None, "id": "a"}, {"id": "b"}, {"index": 5}]
     found = engine_api.piece_of({"choices": [{"delta": {"tool_calls": calls}}]})
@@ -198,8 +207,10 @@ def test_a_target_is_read_as_it_is_written():
     ("answer", "why"),
     [(b"{}", "KeyError"), (b"[", "JSONDecodeError"), (b'{"data": [{"index": 1, "embedding": [1]}]}', "1 embeddings"),
      (b'{"data": [{"index": 0, "embedding": "x"}]}', "Error"), (b'{"data": [5]}', "Error"),
-     (b'{"data": [{"index": 0, "embedding": {"a": 1}}]}', "Error"), (b"null", "TypeError"),
-     (b'{"data": [{"index": 0, "embedding": [1%s]}]}' % (b"0" * 400), "OverflowError")],
+      (b'{"data": [{"index": 0, "embedding": {"a": 1}}]}', "Error"),
+      (b'{"data": [{"index": 0, "embedding": [[1, 2]]}]}', "vectors of tokens, not of a text"),
+      (b"null", "TypeError"),
+      (b'{"data": [{"index": 0, "embedding": [1%s]}]}' % (b"0" * 400), "OverflowError")],
 )  # fmt: skip
 def test_what_are_no_embeddings_is_said(answer, why):
     with pytest.raises(engine_api.EngineError, match=f"answers no embeddings: .*{why}"):

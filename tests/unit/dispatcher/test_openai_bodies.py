@@ -116,6 +116,8 @@ def test_a_header_that_is_no_number_is_refused_by_name(name, value):
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
         ({"n": 2}, "n = 2: no family here has that. Remedy: leave it out, or send 1"),
         ({"n": True}, "n = True"),
+        ({"logprobs": True}, "logprobs = True: no family here has that"),
+        ({"temperature": -1}, r"temperature = -1.*0\.\.2"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_token": 5}, "did you mean max_tokens"),
