@@ -169,7 +169,7 @@ class EngineClient:
         """
         path = "/chat/completions" if MESSAGES in asked else "/completions"
         body = {**asked, "model": target.model, "stream": True, "stream_options": {"include_usage": True}}
-        finished = False
+        begun = finished = False
         async with self._answer(target, "POST", path, body) as answer:
             kind = answer.headers.get("content-type", "none").partition(";")[0].strip().lower()
             if kind != "text/event-stream":
@@ -177,9 +177,14 @@ class EngineClient:
                 raise EngineError(why, "fault", _ADDRESS)
             async with aclosing(events_of(answer.aiter_raw())) as events:
                 async for event in events:
-                    piece = piece_of(event)
+                    piece, begun = piece_of(event), True
                     finished = finished or bool(piece.finish_reason)
                     yield piece
+            if not finished:  # llama.cpp's server may close the connection after it: not for the next request
+                await answer.extensions["network_stream"].aclose()
+        if not begun:
+            why = f"{target.base} broke the answer off: its stream ended without an event"
+            raise EngineError(why, "cut", "see its log; llama.cpp's server does so for a prompt beyond its context")
         if not finished:
             why = f"{target.base} broke the answer off: its stream ended without a finish_reason"
             raise EngineError(why, "cut", "try again; llama.cpp's server needs --interrupt_requests false")
@@ -248,9 +253,8 @@ class EngineClient:
             why = f"{target.base} said nothing for {self._silence_s:g} s"
             raise EngineError(why, "silent", "see its log; then try again") from error
         except httpx.HTTPError as error:
-            raise EngineError(
-                f"{target.base} ended the connection: {str(error).rstrip('.')}", "lost", "see its log"
-            ) from error
+            why = str(error).rstrip(".") or type(error).__name__
+            raise EngineError(f"{target.base} ended the connection: {why}", "lost", "see its log") from error
 
 
 _ADDRESS: Final = "check that the engine runs there and speaks OpenAI's API"

@@ -167,6 +167,14 @@ async def test_servers_that_are_no_engine_are_one_error_and_no_fault_of_the_requ
     await until(lambda: not load(adopted))
 
 
+async def test_a_connection_whose_stream_was_cut_is_not_used_again(adopted, engine):
+    engine.closes_s = 0.2
+    for _ in range(5):
+        with pytest.raises(openai.InternalServerError, match=r"without an event\. Remedy: see its log"):
+            await adopted.client.completions.create(model=CHAT, prompt="!empty")
+        assert len((await adopted.stream("well again"))[0]) == 6
+
+
 async def test_a_stream_with_its_reason_is_whole_without_done_or_usage(adopted):
     for prompt, counted in (("!undone", 6), ("!null", None)):
         texts, events = await adopted.stream(prompt, stream_options={"include_usage": True})

@@ -7,6 +7,7 @@ answers "w0 w1 ..." up to `max_tokens`, or what a prompt that begins with ! asks
     !429 !503 !404 !405 !424 !html another answer than a stream
     !json !chunks !ssh             an error with status 200, chunks that are none, no HTTP
     !half !broken !error !cut      after two words: half an event, no JSON, an error, [DONE] without a reason
+    !empty                         a stream of nothing, and then the connection closed, though it may be kept
     !silence !close                after two words: nothing more, the connection is closed
     !deaf                          nothing at all
     !plain                         no usage, as llama.cpp's server
@@ -32,9 +33,11 @@ MODEL = "org/tiny"
 @dataclass
 class Engine:
     """`bodies`: of all completions. `full`: answers 429. `running`: streams under way. `key`: API key that it asks for.
+    `closes_s`: until it closes a connection that serves no more.
     `shown`: keys that clients showed."""
 
     step_s: float = 0.001
+    closes_s: float = 0.0
     full: bool = False
     key: str = ""
     elsewhere: str = ""
@@ -100,6 +103,7 @@ class Engine:
             _reply(writer, 200, "application/json", '{"error": {"message": "no streams today"}}')
         elif word in NO_HTTP:
             writer.write(NO_HTTP[word])
+            await asyncio.sleep(self.closes_s)
             raise ConnectionResetError
         elif word == "!redirect":
             _reply(writer, 307, "text/plain", "", f"location: {self.elsewhere}\r\n")
@@ -174,6 +178,7 @@ class Engine:
 NO_HTTP = {
     "!chunks": b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\nzz\r\ndata",
     "!ssh": b"SSH-2.0-OpenSSH_9.2p1\r\n",
+    "!empty": b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 0\r\n\r\n",
 }
 FAULTS = {
     "!half": b'data: {"choices": [{"index": 0, "te',
