@@ -1,6 +1,6 @@
 """From a wheel to one's own models, as a new user would: `make e2e-adopt`, or `python -m benchmarks.adopt dist/*.whl`.
 
-A fresh environment and an empty folder outside of the checkout; nothing but the wheel, its pinned dependencies and the
+A fresh environment and an empty folder outside of the checkout; only the wheel, its pinned dependencies and the
 models is taken from here. Two networks that torch exported and the models of a Triton repository become two families;
 `up` without a profile is refused and names the remedy; assumed, an unmodified tritonclient is answered; a second family
 is profiled on the running system under load, and no request of the others fails; `compare` and the report come last.

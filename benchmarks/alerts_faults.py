@@ -285,7 +285,7 @@ async def model_gone(world: World) -> AsyncIterator[None]:
 
 
 async def cut_without_instances(world: World) -> None:
-    """Cut a GPU anew while the driver makes no compute instance; the agent goes on once it does."""
+    """Cut a GPU again while the driver makes no compute instance; the agent continues once it does."""
     await world.admin("fault", symbol="nvmlGpuInstanceCreateComputeInstance", code=INSUFFICIENT, times=NEVER)
     await world.system.pin(OTHER)
 

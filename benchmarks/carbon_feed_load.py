@@ -106,7 +106,7 @@ class Feed:
 
 @asynccontextmanager
 async def running(folder: Path, **settings: object) -> AsyncIterator[Feed]:
-    """A Redis and a feed of our own, gone at the end."""
+    """A Redis and a separate feed, gone at the end."""
     socket = folder / "redis.sock"
     address, metrics = (f"127.0.0.1:{port}" for port in free_ports(2))
     lines = {

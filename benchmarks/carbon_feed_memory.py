@@ -1,6 +1,6 @@
 """The memory part of `make bench-carbon`: does the feed grow with what it reads?
 
-The loop that serves (`carbon_feed.reading.loop.ZoneLoop`) with the shipped trace replayed for ever, a new reading every
+The loop that serves (`carbon_feed.reading.loop.ZoneLoop`) with the shipped trace replayed forever, a new reading every
 tick, on a clock that is moved, so that a million readings take minutes and not years. In the place of Redis stands the
 same store inside this process, whose stream is bounded as Redis's is, so that it counts too. One watcher is told
 everything, and every thousandth reading a client asks for a page of history and the ratio. Own forecasts are not

@@ -1,7 +1,7 @@
 """Nothing is lost: requests under way while everything around them is killed, stopped, emptied and rebuilt.
 
 The whole system runs as `trefoil up` starts it: real Redis, controller, power agent on a simulated node with a real
-Triton per slice, dispatcher. Clients send 200,000 requests, open loop, retries off, each with a payload of its own
+Triton per slice, dispatcher. Clients send 200,000 requests, open loop, retries off, each with a separate payload
 that its answer must repeat. Meanwhile, at random times and in a random order by seed, variants swap, slices are
 repartitioned, a Triton is SIGKILLed or SIGSTOPped, Redis is restarted or flushed, and controller, power agent, carbon
 feed or a dispatcher worker is killed. Limits (benchmarks/chaos_verdict.py):

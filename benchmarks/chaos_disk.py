@@ -1,8 +1,8 @@
 """Troubles of disks and of model files: full, read-only, cut short, replaced, removed, under a running system.
 
-The services' state folders lie on small disks of their own (`small_disks`, needs root), so that filling one leaves the
+The services' state folders lie on small separate disks (`small_disks`, needs root), so that filling one leaves the
 machine, Redis and the other services alone. A read-only disk is one for whatever is opened from then on: what a process
-holds open goes on being written, as nothing but a failing disk can take that away.
+holds open continues being written, as only a failing disk can take that away.
 """
 
 import asyncio

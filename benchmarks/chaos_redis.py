@@ -209,7 +209,7 @@ async def repeated(again: Callable[[], Awaitable[object]], every_s: float) -> As
 
 
 def garbled_hints(system: EchoSystem) -> AbstractAsyncContextManager[None]:
-    """Messages that are no text, a hundred times a second."""
+    """Messages that are not text, a hundred times a second."""
     client, channel = connect(system), system.client.state.keys.changed()
     return repeated(lambda: client.publish(channel, GARBAGE), 0.01)
 
@@ -225,7 +225,7 @@ def troubles(relay: Relay, lasts_s: float = LASTS_S) -> tuple[Trouble, ...]:
         "NOREPLICAS": no_replicas,
         "BUSY": busy,
         "NOPERM": forbidden,
-        "messages that are no text": garbled_hints,
+        "messages that are not text": garbled_hints,
     }
     found = [Trouble(name, make, lasts_s) for name, make in by_itself.items()]
     for name, answer in STANDING_IN.items():

@@ -46,7 +46,7 @@ def troubles() -> tuple[Trouble, ...]:
 
 @asynccontextmanager
 async def refusing(system: EchoSystem, name: str) -> AsyncIterator[None]:
-    """Break a service's settings, then kill it: it refuses each start until they are mended."""
+    """Break a service's settings, then kill it: it refuses each start until they are fixed."""
     path = system.launcher.paths.settings(name)
     before = path.read_text()
     path.write_text("no_such_setting = 1\n" + before)

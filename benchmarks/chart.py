@@ -133,7 +133,7 @@ def _restricted(workload: Mapping[str, Any]) -> bool:
 
 
 class Load:
-    """Clients in a process of their own."""
+    """Clients in a separate process."""
 
     def __init__(self, target: str) -> None:
         argv = [sys.executable, "-m", "benchmarks.hosts_load", "--target", target, "--rate", str(RATE_PER_S)]

@@ -244,7 +244,7 @@ class Cluster(Engines):
 
 
 class Clients(Load):
-    """The clients, a process of their own; which HAProxy a request takes is dealt among all nodes."""
+    """The clients, a separate process; which HAProxy a request takes is dealt among all nodes."""
 
     def __init__(self, site: Cluster) -> None:
         targets = ",".join(f"{engine.host.address}:{FRONT}" for engine in (site.engines[name] for name in CLIENTS))

@@ -4,7 +4,7 @@ Builds the images, brings all up without a .env, and asks 100 times a second by 
 HAProxy, while carbon changes the plan, each service is replaced, Redis is killed and its volume emptied. Then each
 service is stopped by SIGSTOP, and all is taken down. Prints what was asked and what was seen of each event; exit code 1
 where one does not hold. It takes the Docker engine that runs here (DOCKER_HOST), else, as root, one of its own; where
-neither can be had it says why, and that is no failure. --compose: which Compose v2.
+neither can be had it says why, and that is not a failure. --compose: which Compose v2.
 """
 
 import argparse
@@ -158,7 +158,7 @@ class Deployment:
 
 
 class Clients(Load):
-    """The clients, a process of their own. What was not sent yet waits while there is no connection to HAProxy."""
+    """The clients, a separate process. What was not sent yet waits while there is no connection to HAProxy."""
 
     def __init__(self, site: Deployment) -> None:
         argv = [sys.executable, "-m", "benchmarks.hosts_load", "--target", f"127.0.0.1:{site.grpc_port}"]
@@ -449,7 +449,7 @@ def play_on_an_engine(
     parser: argparse.ArgumentParser,
     play: Callable[[Path, Containers, argparse.Namespace], Coroutine[Any, Any, bool]],
 ) -> int:
-    """Play it on an engine, in a folder and a project of its own, by the command line; returns the exit code."""
+    """Play it on an engine, in a folder and a separate project, by the command line; returns the exit code."""
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs")
     parser.add_argument("--compose", default="", help="path of docker-compose v2; default: the one found")
     parser.add_argument("--no-build", action="store_true", help="take the images of an earlier run as they are")

@@ -103,7 +103,7 @@ def find_compose(named: str) -> Compose:
             done = subprocess.run([*argv, "version"], capture_output=True, text=True)
             if done.returncode == 0 and "v2" in done.stdout:
                 return Compose(argv, done.stdout.splitlines()[0])
-    need(not named, f"--compose {named} is no Compose v2")
+    need(not named, f"--compose {named} is not a Compose v2")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([folder / "bin/pip", "install", "--quiet", WHEEL], check=True)
     return find_compose("")
@@ -142,7 +142,7 @@ class Containers:
         return self.compose_bytes(*words, given=given).decode()
 
     def compose_bytes(self, *words: str, given: bytes = b"") -> bytes:
-        """The same, of what is no text."""
+        """The same, of what is not text."""
         argv = [*self._argv, "--env-file", str(self.env_file), *words]
         done = subprocess.run(argv, cwd=ROOT, env=self.env, input=given, capture_output=True)
         said = (done.stdout + done.stderr).decode(errors="replace")

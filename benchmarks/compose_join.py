@@ -69,7 +69,7 @@ class Deployments(Engines):
 
 
 class Clients(Load):
-    """The clients, a process of their own."""
+    """The clients, a separate process."""
 
     def __init__(self, site: Deployments) -> None:
         argv = [sys.executable, "-m", "benchmarks.hosts_load", "--target", f"{site.address(FIRST)}:{FRONT}"]

@@ -1,6 +1,6 @@
 """Dashboards and alerts on a running system: `make e2e-dashboards`, or `python -m benchmarks.dashboards`.
 
-`trefoil up` in a folder of its own, load that rises and falls while carbon changes, and a real Prometheus that scrapes
+`trefoil up` in a separate folder, load that rises and falls while carbon changes, and a real Prometheus that scrapes
 it and Redis' exporter by deploy/prometheus/prometheus.yml (addresses instead of names, nothing else is changed). Then
 every expression of every panel, every recording rule and every alert has to have a finite value, no alert may fire, and
 each dashboard is drawn in a headless Chromium by Grafana's own panel components (benchmarks/render), since Grafana's
@@ -117,7 +117,7 @@ def running_system(state_dir: Path, minutes: float, port_offset: int) -> Iterato
         f"carbon.step_s={minutes * 60 / 5:g}",
         "--set",
         "slo.latency_ms=1000",
-    ]  # a busy machine is no alert
+    ]  # a busy machine is not an alert
     try:
         subprocess.run([*trefoil, "up", *where, "--port-offset", str(port_offset), *steps], check=True)
         yield state_dir

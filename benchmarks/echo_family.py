@@ -54,7 +54,7 @@ def make_repository(root: Path) -> Path:
     shared = root / "_shared"
     for folder in (notes, family, shared):
         folder.mkdir(parents=True)
-    notes.chmod(0o1777)  # a Triton runs as a user of its own
+    notes.chmod(0o1777)  # a Triton runs as a separate user
     own = (CHECKOUT / "model_repository" / "_shared" / "model.py").read_text()
     (shared / "model.py").write_text(f"{own}{_NOTING}".replace("{NOTES}", str(notes.resolve())))
     (family / "config.pbtxt").write_text(_CONFIG)

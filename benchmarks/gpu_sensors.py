@@ -35,7 +35,7 @@ CALLS: Final = 200
 
 
 class Worker:
-    """A process of its own that fills the GPU with matrix products, and holds a context as long as it lives."""
+    """A separate process that fills the GPU with matrix products, and holds a context as long as it lives."""
 
     def __init__(self) -> None:
         command = (sys.executable, "-m", "benchmarks.gpu_sensors", "--work")

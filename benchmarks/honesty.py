@@ -7,7 +7,7 @@
     meter_off        nothing measures energy: joules and grams must be unknown (null), never 0 or an estimate
 
 Run: `make honesty` (about ten minutes; `--only NAME` for one). Prints a table, writes out/bench/honesty.json, and exits
-with 1 when a control fails. Each control is a `trefoil demo` in a process of its own; its report stays beside.
+with 1 when a control fails. Each control is a `trefoil demo` in a separate process; its report stays beside.
 """
 
 import argparse

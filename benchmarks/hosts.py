@@ -121,7 +121,7 @@ class Site:
         self.authority.issue(self.desk, "operator", OUTSIDE, usage="clientAuth")
         for host in self.machines.hosts.values():
             self.authority.issue(host.folder, host.name, host.address)
-        for host in self.nodes:  # with a key of their own, for models can read it
+        for host in self.nodes:  # with a separate key, for models can read it
             self.authority.issue(host.folder, f"tritons.{host.name}", host.address, "tritons", "serverAuth")
 
     def client_files(self) -> dict[str, str]:
@@ -322,7 +322,7 @@ async def poll_until(
 
 
 class Load:
-    """The clients, a process of their own."""
+    """The clients, a separate process."""
 
     def __init__(self, site: Site) -> None:
         argv = [sys.executable, "-m", "benchmarks.hosts_load", "--target", f"{site.control.address}:{FRONT}"]

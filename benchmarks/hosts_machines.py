@@ -58,7 +58,7 @@ class Machines:
         run("ip", "link", "set", "bridge", "up")
 
     async def add(self, name: str) -> Host:
-        """Add a host of its own network namespace to the bridge."""
+        """Add a separate host network namespace to the bridge."""
         number = len(self.hosts) + 11
         folder = self._folder / name
         folder.mkdir()
@@ -161,7 +161,7 @@ def skip_reason() -> str:
 
 def play_in_a_namespace(name: str, description: str, play: Callable[[Path], Coroutine[Any, Any, bool]]) -> int:
     """Play it in a folder and a network namespace of its own, by the command line of `python -m benchmarks.<name>`;
-    returns the exit code. Where this machine cannot, it says why, and that is no failure."""
+    returns the exit code. Where this machine cannot, it says why, and that is not a failure."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--keep", action="store_true", help="keep the folder with settings and logs")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

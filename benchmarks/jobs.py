@@ -277,7 +277,7 @@ def saved_pct(row: Mapping[str, Any], rule: str) -> float:
 
 
 def distance_pct(row: Mapping[str, Any], knows: str = "") -> float:
-    """How far the plan, told something else where that is named, lies above perfect knowledge [%]."""
+    """How far the plan, told something else where that is named, is above perfect knowledge [%]."""
     used = row["knows"][knows] if knows else row["rules"]["planned"]
     return float(100 * (used["grams"] / row["perfect_g"] - 1))
 

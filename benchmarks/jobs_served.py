@@ -1,4 +1,4 @@
-"""Jobs under interactive load, on real Tritons: every item once and right, whatever dies, and nobody else is slower.
+"""Jobs under interactive load, on real Tritons: every item once and right, whatever dies, and requests are not slower.
 
 Three slices of digits-l on CPUs, two dispatchers that share a jobs folder, one Redis. Requests come open loop (Poisson)
 to the second dispatcher. First their latency with and without a job beside them, in turns of a few seconds, so that a

@@ -77,7 +77,7 @@ def trace(zone: Zone) -> tuple[datetime, Values]:
 
 
 def cleanest_third(values: Values) -> float:
-    """By how much the cleanest third of a day's hours lies below the day's mean, over all days [%]."""
+    """By how much the cleanest third of a day's hours is below the day's mean, over all days [%]."""
     days = np.sort(values[: len(values) // 24 * 24].reshape(-1, 24), axis=1)
     return float(100 * (1 - days[:, :8].mean() / days.mean()))
 

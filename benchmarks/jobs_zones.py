@@ -180,7 +180,7 @@ async def submitted(home: Site, jobs: Jobs) -> JobStatus:
 
 
 async def far_serves(far: Site) -> None:
-    """Wait until the far zone serves the family: it takes a job of its own."""
+    """Wait until the far zone serves the family: it takes a separate job."""
     images, _ = heldout()
     jobs = far.jobs()
 

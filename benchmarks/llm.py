@@ -255,7 +255,7 @@ async def cut(system: Adopted, longest: int, check: Checks) -> None:
         await stream(direct, system.engine.model, 0, 2)
         answer = await running
         check(
-            "broke the answer off" in answer.error,
+            "aborted the answer" in answer.error,
             f"cut off by another client after {len(answer.pieces)} events: {answer.error[:100]}",
         )
         again = await stream(client, FAMILY, 0, 2)

@@ -1,10 +1,10 @@
 """Ten times what the slices can serve, for a minute: `python -m benchmarks.overload [--seconds 60] [--times 10]`.
 
-A real dispatcher process, slices in processes of their own that serve one request after another in a known time, and
+A real dispatcher process, slices in separate processes that serve one request after another in a known time, and
 clients that send at Poisson times whether or not they were answered. Printed: goodput over capacity, what was refused,
 how fast and with which reason, the queue and the dispatcher's memory over time. Exit code 1 where a bound is broken.
 
-A busy machine slows slices and clients too. So capacity is what the slices serve to clients of their own, just before
+A busy machine slows slices and clients too. So capacity is what the slices serve to separate clients, just before
 and just after; and beside refusals stands what a ServerLive takes, which is answered without any decision.
 """
 
@@ -209,7 +209,7 @@ async def _alive(call: Any, found: Overload) -> None:
 
 
 async def _direct(targets: list[str]) -> float:
-    """What the slices serve to clients of their own, two at each [1/s]."""
+    """What the slices serve to separate clients, two at each [1/s]."""
     clock = WallClock()
     ends_s = clock.monotonic_s() + DIRECT_S
 

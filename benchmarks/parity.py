@@ -7,10 +7,10 @@
     clover        the same system under `clover` for four minutes: two explorations of candidates that are deployed and
                   measured, live on Tritons; the first two limits (which candidates are tried follows what was measured)
 
-Limits hold in both directions: the simulation may be neither dearer or slower nor cheaper or faster than that.
+Limits hold in both directions: the simulation may be neither more expensive or slower nor cheaper or faster than that.
 The simulation is made from the same file (trefoil/simulator/scenario/demo.py). What a machine adds is measured live, by
 what the dispatcher and the agent report, and handed to the simulation: transport around a request (`overhead_ms`,
-`gap_ms`) and how long a Triton takes to start (`start_s`). They are measured on a run of its own, with other arrivals,
+`gap_ms`) and how long a Triton takes to start (`start_s`). They are measured on a separate run, with other arrivals,
 and never on one that is judged. Of that run only its beginning is taken: when its first plan was made, and its feed up.
 
 Run: `make bench-simulator`, or alone `python -m benchmarks.parity` (about nine minutes; `--short` about two). Prints a
@@ -204,7 +204,7 @@ async def play_live(
     zero_s = client.started_at_s + demo.warmup_s
     counted = [
         r for r in found if r.at_s < zero_s + demo.duration_s
-    ]  # a step that begins with the end is no part of it
+    ]  # a step that begins with the end is not a part of it
     first = codec.from_json(PlanView, found[0].view_json)
     timeline = Timeline(found[0].at_s - zero_s, first.carbon.starts_at_s - zero_s)
     return _live_side(run.summary, counted), measured_delays(demo, client, watched), timeline

@@ -20,7 +20,7 @@ blocked_ms    longest that a live controller's loop stands still in a decision: 
               planner's answer to the plan that is recorded, kept on disk and in force, or of one garbage collection;
               Redis takes what is encoded for it and answers at once
 next_s        a decision: all but the operating points; first_s: with them
-Every size runs in a process of its own, so that peak_memory_mib is its own.
+Every size runs in a separate process, so that peak_memory_mib is its own.
 """
 
 import argparse
@@ -489,7 +489,7 @@ def commit() -> str:
 
 
 def main() -> None:
-    """All rows, each in a process of its own."""
+    """All rows, each in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=sorted(CASES), help="only this case")
     parser.add_argument("--gpus", type=int, help="only this size")

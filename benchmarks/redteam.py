@@ -4,7 +4,7 @@ Each part below names attacks of one kind, in two forms:
 - `troubles()`: attacks on the running system of `benchmarks.echo_system`, under RATE_PER_S checked requests of other
   clients. Limits: no request fails (but those in flight on what a trouble ends on purpose), no process ends, all is as
   before within HEALED_MAX_S.
-- `checks()`: attacks that need a system of their own, or none. A check counts its tries and names what broke.
+- `checks()`: attacks that need a separate system, or none. A check counts its tries and names what broke.
 
 Prints a table (failed of how many, what ended, healed after), writes out/bench/redteam.json, exits with 1 when an
 attack breaks something. `--part files` plays one part, `--only TEXT` the rows whose name has TEXT in it.

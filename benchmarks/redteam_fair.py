@@ -130,7 +130,7 @@ async def _others(
     attacking = asyncio.create_task(attack(), name="attack")
     await CLOCK.sleep(LASTS_S)
     load.stop.set()
-    await loading  # while the attack goes on
+    await loading  # while the attack continues
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
     return len(load.records), [f"{each.code} {each.details}" for each in load.records if each.code != OK]

@@ -152,9 +152,9 @@ ATTACKS: Final[dict[str, Attack]] = {
         lambda s: s.keys.lease("controller"),
         lambda plan: Lease("controller", NOBODY, plan.revision.epoch + 1, 1e12),
     ),
-    "acknowledgement of epoch 10^12, for ever": stray_ack(lambda _: Revision(EPOCH_MAX, 1)),
-    "acknowledgement of epoch + 500,000, for ever": stray_ack(lambda plan: Revision(plan.revision.epoch + 500_000)),
-    "acknowledgement of an old table, for ever": stray_ack(lambda _: Revision()),
+    "acknowledgement of epoch 10^12, forever": stray_ack(lambda _: Revision(EPOCH_MAX, 1)),
+    "acknowledgement of epoch + 500,000, forever": stray_ack(lambda plan: Revision(plan.revision.epoch + 500_000)),
+    "acknowledgement of an old table, forever": stray_ack(lambda _: Revision()),
     "node plan of epoch 10^12": at(
         lambda s: s.keys.plan_node("node0"), lambda _: NodePlan(Revision(EPOCH_MAX, 1), "node0")
     ),

@@ -47,7 +47,7 @@ async def two_systems(folder: Path) -> Outcome:
 
 
 def _up(state_dir: Path, offset: str) -> tuple[bool, str]:
-    """Start a system in a network of its own, ask it, wait until the other one has started too, and stop it."""
+    """Start a system in a separate network, ask it, wait until the other one has started too, and stop it."""
     up = f"{TREFOIL} up --state-dir {state_dir} --port-offset {offset}"
     ask = f"{TREFOIL} load --state-dir {state_dir} --rate 20 --duration 5 --json"
     down = f"{TREFOIL} down --state-dir {state_dir}"

@@ -1,6 +1,6 @@
 """Attacks on the REST port by bytes: bodies that are requests, framings that contradict, heads without an end.
 
-A request that stands in the body of another carries a nonce that only it has: the model's notes tell whether it was
+A request that is in the body of another carries a nonce that only it has: the model's notes tell whether it was
 executed. Meanwhile other clients are served on the same port's dispatcher.
 """
 

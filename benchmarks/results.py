@@ -1,7 +1,7 @@
 """`make results`: the tables of RESULTS.md from what studies have left, kept beside it as JSON.
 
 Each section names its study, and its tables stand between marks. `--take` keeps a study's newest summary first; without
-it only the text is made anew. A tidy test holds that text and JSON agree, so that no figure is written by hand.
+it only the text is made again. A tidy test holds that text and JSON agree, so that no figure is written by hand.
 """
 
 import argparse
@@ -265,7 +265,7 @@ def take(study: str) -> None:
 
 
 def with_tables(text: str) -> str:
-    """Text with every table that is marked made anew. Raises KeyError for a mark that no study has a table for."""
+    """Text with every table that is marked made again. Raises KeyError for a mark that no study has a table for."""
     wanted = {mark[1] for mark in MARK.finditer(text)}
     tables: dict[str, dict[str, str]] = {}
     for study, (_, make) in STUDIES.items():

@@ -62,7 +62,7 @@ os.posix_spawn(shutil.which("python3"), ["python3", "-c", {probe!r}, {told!r}], 
 """
 AFTER_S: Final = 20.0  # the first slice serves long before the last one listens
 HUGE_EPOCH: Final = 2**62
-AHEAD: Final = 1000  # revisions: the controller goes on planning meanwhile
+AHEAD: Final = 1000  # revisions: the controller continues planning meanwhile
 FORGE_PERIOD_S: Final = 0.02
 TRITON_PORTS: Final = (hosts.PORT_BASE, hosts.PORT_BASE + 16)  # of the one GPU of a node
 
@@ -159,7 +159,7 @@ class Besieged(Site):
 
     @contextlib.asynccontextmanager
     async def forged(self, key: str, value: Callable[[], Any]) -> Any:
-        """A value in Redis, written by somebody who has its password, again and again: its writer mends it."""
+        """A value in Redis, written by somebody who has its password, again and again: its writer fixes it."""
         done = asyncio.Event()
 
         async def write() -> None:

@@ -3,7 +3,7 @@
 Brings it up without a .env and tries, from inside each service's container and a slice's (runtime docker), what
 `security_probe` and `security_holder` hold; then looks for secrets in history, inspect, ps and logs, and into the
 images. A row an attempt; exit code 1 where one was not refused. Engine and Compose are found as by `compose`; where
-there are none it says why, and that is no failure.
+there are none it says why, and that is not a failure.
 """
 
 import argparse

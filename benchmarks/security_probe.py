@@ -54,7 +54,7 @@ def _secured(plain, pair, ca):
 
 
 def _conversation(connection, first):
-    connection.sendall(first)  # the preface is no command of Redis, and answered all the same
+    connection.sendall(first)  # the preface is not a command of Redis, and answered all the same
     said = connection.recv(64)
     if said[:1] in (b"-", b"+"):
         return f"{'' if said.startswith(b'-NOAUTH') else DONE + ': '}{said.decode(errors='replace').splitlines()[0]}"

@@ -8,7 +8,7 @@
     parity    simulated against live, by benchmarks/parity.py: about nine minutes (--short: its short case)
 
 Prints a table, writes out/bench/simulator.json, and exits with 1 when a limit is broken. Memory and year run in
-processes of their own. CPU time, the best of several rounds: a busy machine matters little, its clock does.
+separate processes. CPU time, the best of several rounds: a busy machine matters little, its clock does.
 """
 
 import argparse
@@ -164,7 +164,7 @@ def _serve(name: str, classes: int) -> float:
 
 
 def shared(_size: Size) -> list[Row]:
-    """Two families that share a slice, five sixths of whose requests go to slices of their own."""
+    """Two families that share a slice, five sixths of whose requests go to separate slices."""
     found = {"batches of up to 16": 0.0, "no batches": None}
     limits = {"batches of up to 16": 150_000.0, "no batches": None}
     return [Row("shared", f"two families, {what}", _share(delay_s), "requests/s", limits[what], at_least=True)

@@ -4,7 +4,7 @@ The whole system as in `make chaos`, untouched: the load is 70 % of what the sli
 all processes of the dispatcher) and open file descriptors are read every few seconds. After a warm-up, in which
 buffers, tables and Python's own arenas reach their size, memory may grow by less than 2 % to the end, by the medians of
 the first and the last fifth of the samples; descriptors may not grow at all. The load comes in equal parts over
-connections that stay, and over one that is opened anew every second, as clients come and go.
+connections that stay, and over one that is opened again every second, as clients come and go.
 
 Run: `make soak` (`--minutes 1` for a look). Prints both, writes out/bench/soak.json, exits with 1 when a limit is
 broken or a request failed.

@@ -35,14 +35,14 @@ def known_timezone(value: str) -> str:
 
 
 def check_secret_reference(reference: SecretStr | None) -> SecretStr | None:
-    """Refuse a secret that stands in the settings itself; for pydantic validators."""
+    """Refuse a secret that is in the settings itself; for pydantic validators."""
     if reference is not None and not reference.get_secret_value().startswith((FILE, ENVIRONMENT)):
         raise ValueError("a secret must not stand in the settings: write file:/path or env:NAME")
     return reference
 
 
 def read_secret(reference: SecretStr | None, field: str) -> str:
-    """Read a secret from the file or variable that a setting names; anew at each use, since secrets rotate.
+    """Read a secret from the file or variable that a setting names; again at each use, since secrets rotate.
 
     Raises:
         errors.SettingError: none is configured, or the file or variable is absent or empty, or others may read the
@@ -102,7 +102,7 @@ class TraceSettings(TraceReading):
     speedup: float = Field(default=1.0, gt=0)
     """Trace seconds per wall second. Only the feed's clock is scaled."""
     starts_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=True)
-    """UTC seconds of trace time zero; the first value holds before. 0 = at start; inf = for ever."""
+    """UTC seconds of trace time zero; the first value holds before. 0 = at start; inf = forever."""
     step_s: float = Field(default=0.0, ge=0)
     """Step of the resampled trace; 0 = as in the file."""
     at_end: Literal["loop", "stop"] = "loop"
@@ -120,7 +120,7 @@ class TraceSettings(TraceReading):
 
 
 class ConstantSettings(Settings):
-    """Settings of one value for ever."""
+    """Settings of one value forever."""
 
     intensity_g_per_kwh: float = Field(default=400.0, ge=0, le=INTENSITY_MAX_G_PER_KWH)
     """The value."""
@@ -224,7 +224,7 @@ class OverrideSettings(Settings):
     meter_file: Path | None = None
     """JSON `{"at": "2026-11-20T12:00:00Z", "own_w": 1200, "site_w": 3000}`, written by the site."""
     meter_max_age_s: float = Field(default=900.0, gt=0)
-    """An older meter_file is no reading."""
+    """An older meter_file is not a reading."""
 
     @model_validator(mode="after")
     def _one_share(self) -> Self:
@@ -354,7 +354,7 @@ class CarbonFeedSettings(ZoneFields, ServiceSettings):
                     f"is read already, by {seen[further.zone]}",
                     field=f"zones.{index}.zone",
                     value=further.zone,
-                    remedy="give each zone once; a second series of it needs a name of its own",
+                    remedy="give each zone once; a second series of it needs another name",
                 )
             seen[further.zone] = f"zones.{index}.zone"
             own = {name: getattr(further, name) for name in ZoneFields.model_fields}

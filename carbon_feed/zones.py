@@ -74,7 +74,7 @@ class Zones:
         for region, found in regions.items():
             if len(found) == 1:  # one that two clouds have in different zones needs its cloud's name
                 self._by_name.setdefault(region, found[0])
-        for zone in self._zones.values():  # a zone's own name is nobody else's
+        for zone in self._zones.values():  # a zone's own name belongs to no other zone
             self._by_name[zone.id.lower()] = zone
 
     def __iter__(self) -> Any:
@@ -109,7 +109,7 @@ def load_zones(more: Path | None = None) -> Zones:
 
 
 def zone_of(settings: CarbonFeedSettings) -> Zone | None:
-    """Registry entry of the configured zone, if it has one: a name of one's own is allowed."""
+    """Registry entry of the configured zone, if it has one: a user's own name is allowed."""
     return load_zones(settings.zones_file).get(settings.zone)
 
 

@@ -94,7 +94,7 @@ class ControlComponent:
         """Run the lease keeper and the control loop until one of them fails.
 
         Raises:
-            RoleFree: another controller has led meanwhile; start anew.
+            RoleFree: another controller has led meanwhile; start again.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

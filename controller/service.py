@@ -1,4 +1,4 @@
-"""gRPC service of the controller: what operators and the command line ask of it."""
+"""gRPC service of the controller, for operators and the command line."""
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -319,7 +319,7 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
         routed = {route.family for route in plan.routes if any(not target.draining for target in route.targets)}
         if left_out := sorted(self._loop.core.objectives.keys() - routed):
             raise errors.PlanError(
-                "families that have an objective and no route: nobody would serve them", field="plan.routes",
+                "families that have an objective and no route: no slice would serve them", field="plan.routes",
                 value=left_out, remedy="route them",
             )  # fmt: skip
         self._refuse_stopped(routed)
@@ -398,7 +398,7 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
     async def LendDevice(self, request: Any, context: Any) -> Any:
         """Lend a device to a command that uses it alone, or renew its loan."""
         if not request.holder:
-            raise errors.InvalidInput("missing", field="holder", remedy="say who asks")
+            raise errors.InvalidInput("missing", field="holder", remedy="name the caller")
         if not 1 <= request.lease_s <= LEASE_MAX_S:
             raise errors.InvalidInput(
                 f"1 to {LEASE_MAX_S:g} s", field="lease_s", value=request.lease_s, remedy="ask again before it is over"
@@ -571,7 +571,7 @@ def _carbon_lines(view: PlanView) -> list[str]:
 
 
 def exploration(explorer: Explorer, plan: Plan | None) -> Any:
-    """Exploration under way with its costs, as a message. It goes on until what it decided is in force."""
+    """Exploration under way with its costs, as a message. It continues until what it decided is in force."""
     under_way = explorer.run is not None or (plan is not None and plan.exploration)
     return pb.Exploration(under_way=under_way, text=explorer.text(), **explorer.totals.plain())
 

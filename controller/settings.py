@@ -56,7 +56,7 @@ class CarbonSettings(Settings):
     def _rungs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name not in REFUSABLE:
-                why = "is what plans are made by" if name in RUNGS else "is no rung"
+                why = "is what plans are made by" if name in RUNGS else "is not a rung"
                 raise ValueError(f"{name!r} {why}; use some of {', '.join(REFUSABLE)}")
         return value
 

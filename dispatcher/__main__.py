@@ -54,7 +54,7 @@ def check_libnghttp2() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to KEPT_BYTES of what large messages free: else the kernel gives and clears every page anew, a
+    """Let glibc keep up to KEPT_BYTES of what large messages free: else the kernel gives and clears every page again, a
     thousand times for one of 4.8 MB."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # other C libraries have none

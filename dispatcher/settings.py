@@ -1,4 +1,4 @@
-"""What the dispatcher can be told. Every bound has a name and a unit."""
+"""Settings of the dispatcher. Every bound has a name and a unit."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -201,7 +201,7 @@ class DispatcherSettings(WorkerPlace):
     def _open_or_not(self) -> Self:
         if self.front_open and self.tenants_file is not None:
             remedy = "drop one of the two"
-            raise SettingError("tenants_file says who may ask", field="front_open", value=True, remedy=remedy)
+            raise SettingError("tenants_file already names the callers", field="front_open", value=True, remedy=remedy)
         return self
 
     @property

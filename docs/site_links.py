@@ -1,7 +1,7 @@
 """Hook of mkdocs.yml: the repository's Markdown as a site, written for people who read it in the repository.
 
 README.md is the site's first page. What pages link to outside of docs/ (sources, results, the changelog) is shown below
-`repository/`, and so on from there; a folder is the list of what lies in it. Links keep their anchors; one that leads
+`repository/`, and so on from there; a folder is the list of what is in it. Links keep their anchors; one that leads
 nowhere stays as it is, so that MkDocs refuses it. Lists and tables may follow a paragraph without a blank line.
 """
 
@@ -58,7 +58,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def add(files: Files, config: MkDocsConfig, target: str) -> None:
-    """Add a page of something that is no page of docs/."""
+    """Add a page of something that is not a page of docs/."""
     path = ROOT / target
     if path.is_dir():
         named = sorted(p.name for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
@@ -79,7 +79,7 @@ def title(path: Path) -> str:
 
 
 def uri(target: str) -> str:
-    """Where something of the repository stands in the site's sources."""
+    """Where something of the repository is in the site's sources."""
     if target == "README.md":
         return "index.md"
     own = target.startswith("docs/")

@@ -1,4 +1,4 @@
-"""Every admin service of Trefoil from a program of one's own: the committed stubs (`protos/`) and grpcio, nothing else.
+"""Every admin service of Trefoil from your own program: the committed stubs (`protos/`) and grpcio, nothing else.
 
     PYTHONPATH=. python examples/admin.py --controller 127.0.0.1:8102 --agent 127.0.0.1:8103 --feed 127.0.0.1:8101 \\
         --token-file .trefoil/default/run/token

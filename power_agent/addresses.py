@@ -41,19 +41,19 @@ def check_addresses(settings: PowerAgentSettings) -> None:
     if not is_loopback(f"{settings.triton_listen}:0") and settings.tls_ca is None:
         if not settings.insecure:
             raise SettingError(
-                "Tritons would speak clear text and answer whoever reaches them",
+                "Tritons would speak clear text and answer any caller",
                 field="triton_listen",
                 value=settings.triton_listen,
                 remedy="set tls_ca, keep 127.0.0.1, or give --insecure where only dispatchers reach that address",
             )
         structlog.get_logger().warning("anyone who reaches Tritons may ask them", triton_listen=settings.triton_listen)
     if settings.token is None and settings.runtime_name not in ("docker", "kubernetes"):
-        why = "models run as processes of this machine, and whoever runs on it commands this agent"
+        why = "models run as processes of this machine, and every process on it could command this agent"
         structlog.get_logger().warning("no token is asked for", why=why, remedy="set token_file, also on loopback")
 
 
 def _leads_to_oneself(address: str) -> bool:
-    """Whether whoever follows it, wherever he is, ends on his own machine."""
+    """Whether this address means the caller's own machine."""
     if is_loopback(address):
         return True
     host, _ = split_address(address)
@@ -69,7 +69,7 @@ def _other_host(redis_url: str) -> str:
         url = urlsplit(redis_url)
         hosts = [urlsplit(f"//{each}").hostname for each in url.netloc.rpartition("@")[2].split(",")]
     except ValueError:
-        return ""  # no URL at all: whoever connects says so
+        return ""  # not a URL: the connection reports it
     return "" if url.scheme == "unix" else next((host for host in hosts if host and _is_other(host)), "")
 
 

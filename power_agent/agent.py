@@ -171,7 +171,7 @@ class AgentComponent:
             self.no_plan = str(error)
 
     def _refuse_to_end(self, plan: NodePlan) -> None:
-        """Refuse a plan that would end what serves: without a journal nobody knows whether an older one was put there.
+        """Refuse a plan that would end what serves: without a journal it is unknown whether an older one was put there.
 
         Raises:
             PlanError: naming the first slice that would end.

@@ -1,6 +1,6 @@
 """Publisher: writes NodeStatus every second and on change, EnergySamples as they are read, and who wants capacity.
 
-Holds the lease `agent:<node>`. Without Redis everything else goes on; when it is back, the samples that the stream
+Holds the lease `agent:<node>`. Without Redis everything else continues; when it is back, the samples that the stream
 lacks are sent again from the energy log's ring, by `seq`. A write whose answer was lost may have been done, so the same
 comparison follows every trouble.
 """
@@ -97,7 +97,7 @@ class Publisher:
         self._lease = await self._state.acquire(self._role, self._holder, ttl_s, floor)
         if self._lease is None:
             error = await self._namesake()
-            if error and str(error) != self._trouble:  # this one runs already: it goes on, unpublished
+            if error and str(error) != self._trouble:  # this one runs already: it continues, unpublished
                 self._trouble = str(error)
                 self._log.error("cannot publish", why=str(error))
             return False
@@ -120,13 +120,13 @@ class Publisher:
             while not (error := await self._namesake()) and self._seen and clock.monotonic_s() < until_s:
                 await clock.sleep(NAMESAKE_POLL_S)
         except StateUnavailable as unknown:
-            self._log.warning("whether another agent has this node's name is not known", why=str(unknown))
+            self._log.warning("cannot check whether another agent has this node's name", why=str(unknown))
             return
         if error:
             raise error
 
     async def _namesake(self) -> StartError | None:
-        """Who else publishes under this node's name; what an agent that is gone has left is nobody's."""
+        """Another agent that publishes under this node's name; the status of an agent that is gone does not count."""
         holder = await self._state.holder(self._role)
         before, self._seen = self._seen, None if holder is None or self._is_gone(holder.holder) else holder
         if holder is None or before is None or self._seen in (None, before):
@@ -171,7 +171,7 @@ class Publisher:
         try:
             return await self._newest()
         except StateUnavailable as error:
-            self._log.warning("what was published of energy is not known", why=str(error))
+            self._log.warning("published energy samples cannot be read", why=str(error))
             return {}
 
     async def _tail(self) -> list[EnergySample]:

@@ -51,7 +51,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         try:
             applied = await self._reconciler.apply(plan)
         except Fenced as error:  # a plan that is wrong in itself is its sender's to show: the rollout halts
-            if epoch == led:  # of whoever leads: an operator has to know; others may send what they like
+            if epoch == led:  # of the leader: an operator has to know; other callers do not count
                 self._node.report_missing(PLAN, f"plan {plan.revision} of the controller is refused: {error}")
             raise
         self._node.report_missing(PLAN, "")
@@ -69,7 +69,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         )
 
     async def _check_epoch(self, epoch: int) -> int:
-        """Refuse an epoch that nobody leads under; returns the one that controllers do, 0 where Redis does not tell."""
+        """Refuse an epoch under which no controller leads; returns the leader's, 0 if Redis does not answer."""
         highest = self._node.journal.state.highest_epoch
         try:
             led = believed_epoch(await self._led_epoch(), highest)
@@ -99,7 +99,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         return power_agent_pb2.SetClocksResponse(lease=codec.to_proto(held))
 
     async def ReleaseClocks(self, request: Any, context: Any) -> Any:
-        """End a clock lease early; one that has ended already is no error."""
+        """End a clock lease early; one that has ended already is not an error."""
         self._clocks.release_clocks(request.device, request.holder, request.epoch)
         return power_agent_pb2.ReleaseClocksResponse()
 

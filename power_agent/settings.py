@@ -45,7 +45,7 @@ class EngineSettings(Settings):
     def _gpus(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not re.fullmatch(r"gpu[0-9]{1,3}", name):
-                raise ValueError(f"{name!r} is no GPU of this node; write gpu0")
+                raise ValueError(f"{name!r} is not a GPU of this node; write gpu0")
         return value
 
     @field_validator("address")
@@ -258,7 +258,7 @@ class PowerAgentSettings(ServiceSettings):
             found = ip_address(value.strip("[]"))
         except ValueError:
             if value and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", value):
-                raise ValueError("is no host name or IP address; write one, without a port") from None
+                raise ValueError("is not a host name or IP address; write one, without a port") from None
             return value
         return f"[{found}]" if found.version == 6 else str(found)
 
@@ -268,7 +268,7 @@ class PowerAgentSettings(ServiceSettings):
         try:
             return str(IPv4Address(value))
         except ValueError:
-            raise ValueError("is no IPv4 address; write one of this node, or 0.0.0.0 for all") from None
+            raise ValueError("is not an IPv4 address; write one of this node, or 0.0.0.0 for all") from None
 
     @field_validator("parts")
     @classmethod

@@ -22,7 +22,7 @@ settings.register_profile("trefoil", settings.default, deadline=None)  # how lon
 settings.load_profile("trefoil")
 
 # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that: programs that a test
-# interrupts before they have a handler of their own would not notice.
+# interrupts before they have a separate handler would not notice.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -59,7 +59,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def state(shared_redis: RedisServer) -> AsyncIterator[State]:
-    """Connected to a cluster that nobody else uses."""
+    """Connected to a cluster that no other process uses."""
     connected = State.connect(shared_redis.url, f"test{next(_CLUSTERS)}", timeout_s=30.0)
     yield connected
     await connected.close()

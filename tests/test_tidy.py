@@ -106,7 +106,7 @@ def test_equal_lines_are_few_and_have_a_reason():
 
 
 def test_cores_and_parts_are_held_pure_wherever_they_lie():
-    """Every `core` (a module or a folder) and every folder of parts stands in the contract that keeps I/O out."""
+    """Every `core` (a module or a folder) and every folder of parts is in the contract that keeps I/O out."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     held = [
         re.escape(module).replace(r"\*\*", ".+").replace(r"\*", "[^.]+") + r"(\..+)?"

@@ -29,8 +29,8 @@ EVENT_BYTES_MAX: Final = 1 << 20
 VECTORS_BYTES_MAX: Final = 1 << 26
 ERROR_BYTES_MAX: Final = 1 << 14
 REFUSED: Final = (400, 413, 422)
-"""Statuses of a request's own fault. Others below 500 are of the server: 405 of one that is no engine, 408 of a proxy,
-424 of text-generation-inference whose model failed."""
+"""Statuses of a request's own fault. Others below 500 are of the server: 405 of one that is not an engine, 408 of a
+proxy, 424 of text-generation-inference whose model failed."""
 SHOWN_CHARS: Final = 300
 DATA: Final = b"data:"
 DONE: Final = b"[DONE]"
@@ -100,7 +100,7 @@ def check_triton_address(address: str, field: str) -> str:
     """Check the address of a Triton's gRPC port; raises SettingError."""
     if not _HOST_PORT.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 65536:
         remedy = "write host:port of its gRPC port, e.g. 127.0.0.1:8001"
-        raise SettingError("is no address of a Triton", field=field, value=address.rpartition("@")[2], remedy=remedy)
+        raise SettingError("is not a Triton address", field=field, value=address.rpartition("@")[2], remedy=remedy)
     return address
 
 
@@ -118,7 +118,7 @@ def check_address(address: str, field: str) -> str:
         pass  # as any other that is none
     remedy = "write what its clients have as base URL, e.g. http://127.0.0.1:8000/v1"
     shown = address.rpartition("@")[2]  # never a password
-    raise SettingError("is no address of an engine", field=field, value=shown, remedy=remedy)
+    raise SettingError("is not an address of an engine", field=field, value=shown, remedy=remedy)
 
 
 Calls = Sequence[Mapping[str, Any]]
@@ -186,7 +186,7 @@ class EngineClient:
             why = f"{target.base} broke the answer off: its stream ended without an event"
             raise EngineError(why, "cut", "see its log; llama.cpp's server does so for a prompt beyond its context")
         if not finished:
-            why = f"{target.base} broke the answer off: its stream ended without a finish_reason"
+            why = f"{target.base} aborted the answer: its stream ended without a finish_reason"
             raise EngineError(why, "cut", "try again; llama.cpp's server needs --interrupt_requests false")
 
     async def embed(self, target: EngineTarget, texts: Sequence[str], dimensions: int | None = None) -> Vectors:
@@ -266,7 +266,7 @@ def _sent(body: Mapping[str, Any]) -> bytes:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         remedy = "send Unicode texts and finite numbers, not nested without end"
-        raise EngineError(f"the request is no JSON: {error}", "refused", remedy) from error
+        raise EngineError(f"the request is not JSON: {error}", "refused", remedy) from error
 
 
 async def _said(answer: httpx.Response, key: KeyFile | None) -> str:
@@ -332,7 +332,7 @@ def _vector(given: Any) -> npt.NDArray[np.float32]:
 
 
 async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Objects of a stream's events, up to its end; raises EngineError for what is no event."""
+    """Objects of a stream's events, up to its end; raises EngineError for what is not an event."""
     rest = b""
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
@@ -352,7 +352,7 @@ def _event(text: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EngineError(f"an event of the engine is no JSON: {_shown(text)}", "fault") from error
+        raise EngineError(f"an engine event is not JSON: {_shown(text)}", "fault") from error
     if not isinstance(found, dict):
         raise EngineError(f"an event of the engine is no object: {_shown(text)}", "fault")
     if said := found.get("error"):
@@ -376,7 +376,7 @@ def piece_of(event: Mapping[str, Any]) -> AnswerPart:
         calls = [{**call, "index": at if index is None else index} for at, call, index in given]
         parts = [each for call in calls for each in (call.get("id"), *(call.get("function") or {}).values())]
         if not all(isinstance(each, str | None) for each in (text, *parts)):
-            raise TypeError("its text, or a call of a tool, is no text")
+            raise TypeError("its text, or a call of a tool, is not text")
         if not all(type(call["index"]) is int for call in calls):
             raise TypeError("a call of a tool has no number")
         usage = event.get("usage") or {}
@@ -385,7 +385,7 @@ def piece_of(event: Mapping[str, Any]) -> AnswerPart:
             _count(usage, "completion_tokens"),
         )  # fmt: skip
     except (AttributeError, TypeError) as error:
-        raise EngineError(f"an event of the engine is no completion: {_shown(str(event).encode())}", "fault") from error
+        raise EngineError(f"an engine event is not a completion: {_shown(str(event).encode())}", "fault") from error
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int | None:

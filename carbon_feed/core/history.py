@@ -5,7 +5,7 @@ further version. What is believed of an instant, as known at `as_of_s`, is the v
 quality (an estimate never replaces a measurement), of these the one known last, of these the highest `as_of`.
 Where intervals overlap, for instance after a change of resolution, the same rule decides instant by instant.
 Only what a source said of the grid is kept: stand-ins (rungs below a second provider) and forecasts are refused, or a
-carried value would come back as history. All times are UTC seconds: a change of clocks is no gap and no overlap.
+carried value would come back as history. All times are UTC seconds: a change of clocks is neither a gap nor an overlap.
 Intervals may come in any order. The same said again is dropped when it comes after what it repeats.
 Bounded: `intervals_max` intervals, the oldest go first; `revisions_max` versions of one, the second oldest goes first.
 """

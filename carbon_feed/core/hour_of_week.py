@@ -1,4 +1,4 @@
-"""Hour-of-week profile of a zone: what stands in for a reading when nobody answers for hours.
+"""Hour-of-week profile of a zone: substitute for a reading while providers do not answer for hours.
 
 Source: ours; other feeds embed an hourly profile per region, here it is learnt from the zone's own history.
 Data: the running mean m[k] of each of the 168 hours of the week (UTC); the last accepted value c at time t0.
@@ -14,7 +14,7 @@ HOURS: Final = 168
 EPOCH_HOUR: Final = 72  # 1970-01-01 was a Thursday; hour 0 is Monday 00:00 UTC
 FADE_S: Final = 12 * HOUR_S
 WEEKS: Final = 8  # the weight of a new value is at least 1/8: the profile follows the season
-FILLED_MIN: Final = 120  # hours of the week with a value: five days, so that a weekday is not told by a weekend alone
+FILLED_MIN: Final = 120  # hours of the week with a value: five days, so that a weekend alone is not enough
 
 
 class HourOfWeekProfile:

@@ -9,7 +9,7 @@ Quota: at most `quota_per_day` requests in a UTC day. What is left is spread ove
 gap >= (midnight - now) / left. Extra questions get at most a quarter of it, in step with the day.
 Breaker: from `breaker_failures` failures in a row on it is open until the next regular question is due; that one is the
 probe (half open), and until it is answered nothing else is asked.
-Kept over a restart: `PollUsage`. Who takes over from somebody else counts what that one may have spent by these rules.
+Kept over a restart: `PollUsage`. A successor counts what its predecessor may have spent by these rules.
 """
 
 import math
@@ -82,7 +82,7 @@ class Polling:
         self._extra = False
 
     def resume(self, usage: PollUsage, now_s: float, epoch: int) -> None:
-        """Resume from the usage on disk; who held an epoch in between is taken to have spent all he may."""
+        """Resume from the usage on disk; a holder of an epoch in between counts as having spent its full quota."""
         assert not self._in_flight
         known = max(usage, self.usage, key=lambda one: (one.day, one.asked))
         predecessor = epoch > max(usage.epoch, self.usage.epoch) + 1
@@ -135,12 +135,12 @@ class Polling:
     def extra_refusal(self, now_s: float) -> Refusal | None:
         """Refusal of an extra question (forecast, past) now; None = it may go out."""
         if self._in_flight:
-            return Refusal(Cause.UNAVAILABLE, "another question is under way")
+            return Refusal(Cause.UNAVAILABLE, "another request is under way")
         if self.breaker(now_s) is not Breaker.CLOSED:
-            return Refusal(Cause.UNAVAILABLE, f"{self.failures} questions in a row failed: none but a probe goes out")
+            return Refusal(Cause.UNAVAILABLE, f"{self.failures} requests in a row failed: only a probe is sent")
         wait_s = self._unless_clock_set_back(self.usage.not_before_s, now_s) - now_s
         if wait_s > 0:
-            return Refusal(Cause.RATE_LIMITED, f"asked to wait for another {wait_s:.0f} s", wait_s)
+            return Refusal(Cause.RATE_LIMITED, f"the provider asks to wait for another {wait_s:.0f} s", wait_s)
         left = self.requests_left(now_s)
         if left is not None:
             share = EXTRA_SHARE * self.rules.quota_per_day * (now_s % DAY_S) / DAY_S

@@ -75,7 +75,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """Playback of a trace in bins on the wall clock. `starts_at_s` may be infinite: the first bin holds for ever."""
+    """Playback of a trace in bins on the wall clock. `starts_at_s` may be infinite: the first bin holds forever."""
 
     lead_g_per_kwh: tuple[float, ...]
     body_g_per_kwh: tuple[float, ...]
@@ -152,5 +152,5 @@ def playback(
 
 
 def bin_fits(trace: Trace, bin_s: float) -> bool:
-    """Whether at least one whole bin lies between time zero and the end."""
+    """Whether at least one whole bin is between time zero and the end."""
     return trace.body_s / bin_s + BOUNDARY_S >= 1

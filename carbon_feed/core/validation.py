@@ -1,6 +1,6 @@
 """Validation of provider answers: what is wrong is one cause of a closed list, to be counted and looked up.
 
-Values: finite, 0..1,500 g/kWh (marginal ones from -1,500 on), not an answer of nothing but zeros, not more than ten
+Values: finite, 0..1,500 g/kWh (marginal ones from -1,500 on), not an answer of only zeros, not more than ten
 times (or less than a tenth of) the last accepted value until the next interval says the same again.
 Intervals: they begin before they end, last INTERVAL_MAX_S at most and hold now.
 Zone, method and factors are those that were asked for.
@@ -24,7 +24,7 @@ CLOCK_SLACK_S: Final = 1.0  # a provider's interval may begin this much after ou
 JUMP_RATIO: Final = 10.0
 JUMP_FLOOR_G: Final = 10.0  # below it a ratio tells nothing: 1 -> 20 g/kWh is a breeze that lulled
 AHEAD_MAX_S: Final = 60.0  # by which what another feed wrote may lie ahead: every service logs an error from 2 s on
-INTERVAL_MAX_S: Final = 3 * 3600.0  # providers say five minutes to an hour; one number for a day is no day to plan by
+INTERVAL_MAX_S: Final = 3 * 3600.0  # providers use five minutes to an hour; one value a day is too coarse
 HORIZON_MIN_RATIO: Final = 0.9  # NESO's 48 h are 96 or 97 points, and a forecast may be one step old
 
 
@@ -110,7 +110,7 @@ def check_observation(
         return Refusal(
             Cause.JUMP,
             f"{point.intensity_g_per_kwh:.0f} g/kWh after {reference.last_g_per_kwh:.0f}, "
-            f"more than {JUMP_RATIO:.0f} times; believed when the next interval says it again",
+            f"more than {JUMP_RATIO:.0f} times; accepted when the next interval confirms it",
         )
     if point.ends_at_s < now_s - max(late_max_s, CLOCK_SLACK_S):
         return Refusal(Cause.ENDED, f"its newest interval ended {now_s - point.ends_at_s:.0f} s ago")

@@ -172,7 +172,7 @@ class ForecastArchive:
         return dataclasses.replace(forecast, bands=tuple(made))
 
     def rows(self, history: History, as_of_s: float = math.inf) -> Iterator[dict[str, Any]]:
-        """Rows for export, one a band, oldest issue first; `actual_g_per_kwh` None while nobody knows it."""
+        """Rows for export, one a band, oldest issue first; `actual_g_per_kwh` None while unknown."""
         series, actuals = self.series, history.integral(as_of_s)
         for model, issued in list(self._issued.items()):
             for kept in tuple(issued):

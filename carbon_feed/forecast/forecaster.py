@@ -1,6 +1,6 @@
 """Forecaster: a model with bands, one object for the live feed and for the backtest.
 
-It is told one value per step, in order, and can only know what it was told.
+It gets one value per step, in order, and knows only these values.
 """
 
 import math
@@ -40,7 +40,7 @@ class QuantileForecast:
 
     values: Values
     own: int
-    """Leads whose band rests on errors of their own; later ones borrow the last of these."""
+    """Leads whose band rests on separate errors; later ones borrow the last of these."""
 
 
 class Forecaster:
@@ -72,7 +72,7 @@ class Forecaster:
         self._known += not math.isnan(value_g_per_kwh)
         self._errors.forecast(self._index, self._curve())
         if self._index % self.per_day == 0:
-            self._errors.refresh()  # now, not when somebody asks: asking must not change the answer
+            self._errors.refresh()  # now, not at a query: a query must not change the answer
             self._quantiles = None
 
     def revise(self, newest: Values) -> bool:

@@ -117,7 +117,8 @@ class LiveForecaster:
         )
 
     def _learn(self, until_s: float) -> Incremental[Forecaster]:
-        """The forecaster, told all up to a step's end: only what is new, unless the past has changed shape."""
+        """The forecaster with all values up to a step's end: only new ones are added, unless the past has changed
+        shape."""
         fresh = (until_s - self._trained_until_s) / self._wall_s
         trained, self._trained = self._trained, None  # one that was left half trained is never used again
         if trained is None or not -SLACK_STEPS < fresh < self._week or abs(fresh - round(fresh)) > SLACK_STEPS:

@@ -18,7 +18,7 @@ class ScoreSums:
         self._sums = {name: np.zeros(steps) for name in ("n", "abs", "bias", "mape_n", "mape", "band_n", "inside")}
 
     def add(self, quantiles: Values, actual: Values, leads: NDArray[np.int64] | None = None) -> None:
-        """Add one forecast as [3, H] and its actuals, NaN where nobody knows them or nothing was forecast.
+        """Add one forecast as [3, H] and its actuals, NaN where unknown or without a forecast.
 
         `leads`: where each column belongs, 0 = the first lead; None = column by column.
         """

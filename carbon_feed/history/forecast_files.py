@@ -1,6 +1,6 @@
 """Issued forecasts on disk: one file a UTC day of issue, one line a forecast, appended; old days are deleted.
 
-A disk that fails costs what was issued meanwhile at the next start, and nothing now: the archive in memory goes on.
+A disk that fails costs what was issued meanwhile at the next start, and nothing now: the archive in memory continues.
 """
 
 import datetime

@@ -1,9 +1,9 @@
-"""Recording of accepted readings in carbon:history: nothing twice, nothing left out, whoever writes.
+"""Recording of accepted readings in carbon:history: each once, none missing, whichever process writes.
 
 Two kinds. What is at hand (a replay, a setting) knows its own past: the stream is brought up to it, and one of another
 replay is replaced. Of a zone whose provider is polled the stream is what all processes know together: everyone reads
-it, the holder appends, and whoever takes over goes on behind its newest entry. A stream that was lost is written again
-from memory. A write whose outcome nobody heard is looked up before anything is repeated.
+it, the holder appends, and a successor continues after its newest entry. A stream that was lost is written
+again from memory. A write with an unknown outcome is looked up before it is repeated.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class _HistoryStream:
             self._after_id = at
 
     def mark_uncertain(self) -> None:
-        """Remember that nobody knows whether the last appends are in the stream."""
+        """Note that the outcome of the last appends is unknown."""
         self._uncertain = True
 
     async def check_stream(self) -> None:
@@ -178,7 +178,7 @@ class SharedRecorder(_HistoryStream):
             self._pending = deque(self._entries, maxlen=self._maxlen)
 
     def record(self, reading: CarbonReading, now_s: float) -> None:
-        """Record what this process has accepted; also intervals of its answer that nobody recorded."""
+        """Record what this process has accepted; also intervals of its answer that are not recorded yet."""
         if reading is self._recorded or reading.rung > Rung.SECONDARY:
             return
         self._recorded = reading
@@ -268,7 +268,7 @@ def _as_published(observation: Observation, reading: CarbonReading) -> CarbonRea
 
 
 def _entry_key(reading: CarbonReading) -> tuple[Any, ...]:
-    """What tells an entry from others, whoever wrote it down."""
+    """Identity of an entry, whichever process wrote it."""
     return (
         round(reading.starts_at_s, 3),
         round(reading.ends_at_s, 3),

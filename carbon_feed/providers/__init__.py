@@ -30,7 +30,7 @@ PROVIDERS: Final[Mapping[str, Callable[[CarbonFeedSettings, float], Provider]]] 
 
 
 LIVE: Final = ("neso", "electricity_maps", "watttime")
-"""Those that ask somebody: they are polled. What is at hand is read as it is."""
+"""Providers over a network: they are polled. Local values are read directly."""
 
 
 def make_providers(settings: CarbonFeedSettings, now_s: float) -> tuple[Provider, ...]:

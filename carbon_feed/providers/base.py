@@ -32,13 +32,13 @@ class Provider(Protocol):
         ...
 
     def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
-        """Past observations, without asking anybody, up to and with what holds now, oldest first."""
+        """Past observations, without a call, up to and with the current one, oldest first."""
         ...
 
 
 @runtime_checkable
 class LiveProvider(Provider, Protocol):
-    """Provider that asks somebody: it can also be asked for a forecast and for the past."""
+    """Provider over a network: it also has a forecast and the past."""
 
     licence: str
     poll_s: float
@@ -50,7 +50,7 @@ class LiveProvider(Provider, Protocol):
         ...
 
     def held(self, now_s: float) -> Observation | None:
-        """Observation of now in its last answer, without asking anybody; None = nothing."""
+        """Current observation in its last answer, without a call; None: there is none."""
         ...
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:

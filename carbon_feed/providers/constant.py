@@ -1,4 +1,5 @@
-"""One configured value: on-site generation, a contract, or a zone that nobody measures. It says that it is static."""
+"""One configured value: on-site generation, a contract, or a zone without measurements. Its readings are marked
+static."""
 
 from carbon_feed.core.observation import Observation
 from carbon_feed.core.trace_playback import Bin, Playback

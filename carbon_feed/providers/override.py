@@ -1,7 +1,7 @@
 """On-site power in front of the grid: a fixed share, or what the site's meter says now.
 
 Formulation: c = s * own + (1 - s) * grid with s = min(1, own power / site power): what the site makes it uses first,
-and what it sells is nobody's credit. The reading names both parts; a grid that fails or a meter that is silent is a
+and exported power gives no credit. The reading names both parts; a grid that fails or a meter that is silent is a
 failure of this provider, and the ladder says what follows.
 """
 
@@ -59,7 +59,7 @@ class OverrideProvider:
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
         share = self._settings.own_share
         if share is None or not isinstance(self._grid, LiveProvider):
-            raise ProviderFailure(Cause.NO_DATA, "nobody forecasts the site's own power")
+            raise ProviderFailure(Cause.NO_DATA, "there is no forecast of the site's own power")
         return tuple(self._diluted(point, share) for point in await self._grid.forecast(now_s, horizon_s))
 
     async def past(self, begin_s: float, end_s: float) -> tuple[Observation, ...]:
@@ -110,7 +110,7 @@ def make_override(grid: Provider, settings: OverrideSettings) -> OverrideProvide
     """
     if settings.own_share is None and settings.meter_file is None:
         raise errors.SettingError(
-            "nothing says how much power is the site's own",
+            "the share of on-site power is not set",
             field="override.own_share",
             remedy="set override.own_share or override.meter_file",
         )

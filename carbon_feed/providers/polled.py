@@ -4,7 +4,7 @@ Whether it may be asked is `carbon_feed.core.polling`'s business. Between answer
 observation what the answer says of now (the ladder judges one that has ended). A failure does not take back what was
 answer: while the interval that the last answer was given for still holds, and the answer is younger than the hard TTL,
 it is served on and asked for again in the background; after that the failure is what this provider says. `peek` is
-`read` of one that must not ask: somebody else holds the zone.
+`read` of one that must not call it: another process holds the zone.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, replace_file
 from trefoil.runtime.state_files import as_epoch, read_state
 
-FIRST_ANSWER: Final = Refusal(Cause.UNAVAILABLE, "the first answer is awaited")
+FIRST_ANSWER: Final = Refusal(Cause.UNAVAILABLE, "waiting for the first answer")
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class PolledProvider:
             self._save_usage()
 
     def clock_stepped(self, step_s: float) -> None:
-        """Note a step of the wall clock: nothing is younger or older for it, and nobody waits longer."""
+        """Note a step of the wall clock: ages and waits do not change."""
         self._answered_at_s += step_s
         self.polling.clock_stepped(step_s)
 
@@ -119,7 +119,7 @@ class PolledProvider:
         return await self._ask_extra(lambda: self.provider.past(begin_s, end_s))
 
     def metered(self, spend: Callable[[], None]) -> None:
-        """Refused: nobody but this class meters a provider that is polled."""
+        """Refused: only this class meters a polled provider."""
         raise AssertionError("a polled provider is metered already")
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class PolledProvider:
             await asyncio.wait([self._task])
 
     def fill_health(self, health: ZoneHealth, now_s: float, asking: bool) -> ZoneHealth:
-        """Fill in staleness, quota, breaker and last error; who only follows asks nothing."""
+        """Fill in staleness, quota, breaker and last error; a follower makes no call."""
         usage, rules = self.polling.asked_today(now_s), self.polling.rules
         health = replace(health, asked_today=usage, quota_per_day=rules.quota_per_day)
         if not asking:
@@ -152,7 +152,7 @@ class PolledProvider:
     def _not_asked_yet(self, now_s: float) -> Refusal:
         wait_s = self.polling.next_s(now_s) - now_s
         when = f", and may not be for another {wait_s:.0f} s" if 0 < wait_s < math.inf else ""
-        return Refusal(Cause.UNAVAILABLE, f"was not asked yet{when}")
+        return Refusal(Cause.UNAVAILABLE, f"was not called yet{when}")
 
     def _is_still_valid(self, answer: Observation, now_s: float) -> bool:
         young = now_s - self._answered_at_s <= self.polling.rules.hard_ttl_s
@@ -179,7 +179,7 @@ class PolledProvider:
         self.polling.refused(now_s, refusal.retry_after_s)
 
     async def _ask_extra(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask for more than what holds now, after whoever is asking.
+        """Request more than the current value, after the request under way.
 
         Raises:
             ProviderFailure: it does not answer, or may not be asked now.

@@ -184,7 +184,7 @@ class _Series:
             where = f"{self._path} line {number}"
             if len(cells) != len(self._names):
                 raise errors.TraceError(
-                    f"{where}: {len(cells)} cells for {len(self._names)} columns", remedy="mend that line"
+                    f"{where}: {len(cells)} cells for {len(self._names)} columns", remedy="fix that line"
                 )
             estimated = columns.estimated >= 0 and self._is_estimate(where, cells[columns.estimated])
             missing = cells[columns.value].lower() in NO_VALUE or (estimated and not options.estimates)
@@ -193,7 +193,7 @@ class _Series:
             if estimated and not options.estimates:
                 raise errors.TraceError(
                     f"{where}: an estimate", field=self._names[columns.estimated], value=cells[columns.estimated],
-                    remedy="set trace.gaps to what stands for it, or trace.estimates to true",
+                    remedy="set trace.gaps to fill it, or trace.estimates to true",
                 )  # fmt: skip
             at_s = self._time(where, cells[columns.time])
             _check_step(where, self._names[columns.time], cells[columns.time], self.times, at_s, options)
@@ -204,7 +204,7 @@ class _Series:
                 self.estimated_s.append(at_s)
         if len(self.times) < 2:
             raise errors.TraceError(
-                f"{self._path} has {len(self.times)} rows", remedy="give at least two: they tell the resolution"
+                f"{self._path} has {len(self.times)} rows", remedy="give at least two: they define the resolution"
             )
         if not any(self.values):
             raise errors.TraceError(
@@ -309,7 +309,7 @@ def _check_step(where: str, name: str, cell: str, times: list[float], at_s: floa
             f"{where}: a gap of {difference_s / HOUR_S:g} h, the step is {step_s / HOUR_S:g} h",
             field=name,
             value=cell,
-            remedy="fill in the missing rows, or set trace.gaps; they are never invented in silence",
+            remedy="fill in the missing rows, or set trace.gaps",
         )
     if difference_s < step_s - TOLERANCE_S:
         raise errors.TraceError(

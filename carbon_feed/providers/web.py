@@ -211,7 +211,7 @@ class AnswerCache:
         found = next((point for point in self._answer if point.starts_at_s <= now_s < point.ends_at_s), None)
         if found is None or self._newest is None or found.starts_at_s == self._newest.starts_at_s:
             return self._newest
-        for point in self._answer:  # none is left out because nobody looked while it held
+        for point in self._answer:  # none is left out because no look fell into its interval
             if self._newest.starts_at_s < point.starts_at_s < found.starts_at_s and point.starts_at_s not in self._kept:
                 self._keep(replace(point, quality=Quality.FORECAST))
         if found.starts_at_s not in self._kept:

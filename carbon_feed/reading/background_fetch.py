@@ -1,6 +1,6 @@
 """Background fetching from a zone's provider: its forecast, and the past with its revisions.
 
-Asked for in the background, each at its own pace, and never waited for by who reads. After a failure a tenth of the
+Fetched in the background, each at its own pace; readers never wait for it. After a failure a tenth of the
 pace, doubled each time up to four times the pace, or Retry-After where that is longer; what a provider does not give
 at all (not in the plan, no such data) is asked for again after six hours.
 """
@@ -119,7 +119,7 @@ class BackgroundFetcher:
     async def past(self, now_s: float, history: History, as_of: int) -> tuple[CarbonReading, ...] | Refusal:
         """Fetch readings of the last day and of the time since the last fetch; at first of what is missing.
 
-        In pieces: what came before a failure counts, and the next look goes on behind it. A piece whose answer holds
+        In pieces: what came before a failure counts, and the next look continues behind it. A piece whose answer holds
         nothing usable costs no other piece.
         """
         assert self._provider is not None

@@ -1,11 +1,11 @@
 """Forecasts of one zone: the forecast in force, scores of past ones, and the ratio to the average so far.
 
-Only the zone's leader refreshes; who follows adopts what the leader wrote. Readers take what is in memory.
+Only the zone's leader refreshes; followers adopt what the leader wrote. Readers take what is in memory.
 In force is the provider's forecast where it has one, with bands from its own errors; else ours, with the reason.
 All of ours are issued once a step and again when a whole step more is known of the past; every issue is archived.
 A replay runs `speedup` times as fast: bands, leads and scores are in wall time, so its hours and days are as much
-shorter, and its hour of the day is that of the recording. Its forecasts are not kept on disk: the next one starts anew.
-Nothing here keeps the event loop for long: long work is done in parts, files in a thread.
+shorter, and its hour of the day is that of the recording. Its forecasts are not kept on disk: the next one starts
+again. Nothing here keeps the event loop for long: long work is done in parts, files in a thread.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from trefoil.runtime.state import Delete, Put, State, Write
 AGE_MAX_S: Final = 3 * 3600.0  # that a forecast is served where no newer one comes, in the source's time
 REFRESH_MIN_S: Final = 0.25  # a replay may say something new every few milliseconds
 ISSUE_MIN_S: Final = 1.0  # of a fast replay some steps are left out
-HORIZON_MIN_S: Final = 30.0  # a forecast that is over sooner is of use to nobody
+HORIZON_MIN_S: Final = 30.0  # a shorter forecast is useless
 SCORE_MIN_S: Final = 10.0
 SCORINGS_PER_STEP: Final = 4  # all of a full archive are a quarter of a second of CPU
 FOLLOW_SCORES_S: Final = 60.0
@@ -158,8 +158,8 @@ class ZoneForecasts:
         ratio: CarbonRatio | None = None,
         scores: CarbonScores | Sequence[CarbonScores] | None = None,
     ) -> None:
-        """Adopt what the zone's leader wrote; who leads next goes on from it."""
-        if forecast != self.forecast:  # who has looked at the old one would look at an equal one again
+        """Adopt what the zone's leader wrote; the next leader continues from it."""
+        if forecast != self.forecast:  # else readers would process an equal one again
             self.forecast = forecast
             if forecast is not None:
                 self._keep_forecast(forecast)
@@ -320,7 +320,7 @@ class ZoneForecasts:
             self._disk_ok = True
 
     def _disk_failed(self, error: OSError) -> None:
-        """Log the first failure only: the archive in memory goes on."""
+        """Log the first failure only: the archive in memory continues."""
         if self._disk_ok:
             self._log.warning("forecasts are not kept on disk", error=str(error))
         self._disk_ok = False

@@ -1,7 +1,7 @@
 """Leader election of a zone: one process of the cluster polls and writes, under a lease with a rising epoch.
 
 Renewed twice a second, so that an emptied Redis is noticed well within one. The epoch is kept on disk, too: whoever
-emptied Redis cannot send it back. While Redis is silent the role is ours for as long as nobody else can have it.
+emptied Redis cannot send it back. While Redis is silent the role is ours for as long as no other process can have it.
 
 A disk that takes no epoch does not keep a feed from leading: readings are worth more than the guard against an emptied
 Redis and a restart of this process while the disk still refuses, which at worst costs followers a reading carried on.
@@ -30,7 +30,7 @@ class LeaderElection:
         self.name = name
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
         self.holder = ""
-        """Whoever had it when we last looked."""
+        """Holder at the last look."""
         self._state, self._clock, self._epoch_file = state, clock, epoch_file
         self._lease: Lease | None = None
         self._check_at_s = float("-inf")
@@ -65,14 +65,14 @@ class LeaderElection:
         return False
 
     async def is_free(self) -> bool:
-        """Whether nobody holds the lease.
+        """Whether the lease is free.
 
         Raises:
             errors.StateUnavailable: Redis does not answer.
         """
         held = await self._state.holder(self.name)
         self.holder = held.holder if held is not None else ""
-        if held is not None and held.epoch > self._highest_epoch:  # whoever empties Redis shall not send us back
+        if held is not None and held.epoch > self._highest_epoch:  # an emptied Redis must not send us back
             known = self._known_epoch()
             self._highest_epoch = max(believed_epoch(held.epoch, known), known)
             self._save_epoch()
@@ -88,7 +88,7 @@ class LeaderElection:
         return max(believed_epoch(counted, self._highest_epoch), self._highest_epoch)
 
     async def acquire(self) -> Lease | None:
-        """Acquire the lease; None: somebody was faster.
+        """Acquire the lease; None: another process was faster.
 
         Raises:
             errors.StateUnavailable: Redis does not answer.
@@ -117,7 +117,7 @@ class LeaderElection:
             self._trouble.end()
 
     def forget(self) -> None:
-        """Forget the lease: somebody overtook us, or Redis was emptied. It is to be taken again at once."""
+        """Forget the lease: another process took it, or Redis was emptied. It is to be taken again at once."""
         self._lease = None
         self._check_at_s = float("-inf")
 

@@ -3,7 +3,7 @@
 A zone whose provider is polled has one process that asks, the holder of `feed:<zone>`; the others read what it wrote
 and serve that from memory, and one of them takes over when the lease is free. What is at hand (a replay, a setting) is
 read by each process; the holder writes.
-Redis down: the reading goes on being served from memory, and the holder goes on asking for as long as nobody else can
+Redis down: the reading is served from memory, and the holder continues to ask as long as no other process can
 hold the role. Redis emptied, or the role lost: it is taken again under a higher epoch and everything is rewritten,
 within a second of Redis answering.
 """
@@ -90,7 +90,7 @@ class ZoneLoop:
         return self._election.lease is not None
 
     async def init(self) -> None:
-        """Read once, so that the first caller is answered. Nothing is written, and nobody is asked."""
+        """Read once, so that the first caller is answered. Nothing is written, and no provider is called."""
         self._metrics.set_speedup(self.speedup)
         for polled in self._polled:
             polled.restore_usage(self._clock.now_s())
@@ -102,7 +102,7 @@ class ZoneLoop:
         await self._read(self._clock.now_s(), poll=not self._polled)
 
     async def run(self) -> None:
-        """Run until cancelled: ticks, and forecasts in a task of their own."""
+        """Run until cancelled: ticks, and forecasts in a separate task."""
         refreshing = asyncio.create_task(self._refresh_forecasts(), name=f"forecasts of {self.series.zone}")
         try:
             while True:
@@ -198,7 +198,7 @@ class ZoneLoop:
         ahead_s = self._steady.calendar_ahead_s()
         step_s, self._ahead_s = ahead_s - self._ahead_s, ahead_s
         if step_s:
-            self._log.warning("the wall clock was stepped: the reading is judged by it", step_s=round(step_s, 1))
+            self._log.warning("the wall clock was stepped: ages of readings follow it", step_s=round(step_s, 1))
             for polled in self._polled:
                 polled.clock_stepped(step_s)
 
@@ -233,7 +233,7 @@ class ZoneLoop:
         return decision.next_tick_at_s
 
     def _keeps_current(self, view: FallbackView, poll: bool) -> bool:
-        """Whether what is in force stays so: nobody may be asked, or the first answer is on its way."""
+        """Whether the reading in force stays: no provider may be called, or the first answer is on its way."""
         reading, now_s = view.last, view.now_s
         if reading is None or reading.rung > Rung.SECONDARY or now_s < reading.starts_at_s:
             return False
@@ -272,7 +272,7 @@ class ZoneLoop:
         return None if why else stored
 
     def _put_in_force(self, reading: CarbonReading, why: str) -> None:
-        """Put a reading in force in this process: log it, count it, wake who watches."""
+        """Put a reading in force in this process: log it, count it, wake watchers."""
         is_new = self.reading is None or self.reading.as_of != reading.as_of
         self.reading = reading
         changed, self._changed = self._changed, asyncio.Event()
@@ -283,7 +283,7 @@ class ZoneLoop:
     # Redis
 
     async def _keep_lease(self) -> None:
-        """Hold the role, or follow who has it and take it when it is free."""
+        """Hold the role, or follow its holder and take the role when it is free."""
         if not self._election.check_due():
             return
         self._verify_redis = True

@@ -1,4 +1,4 @@
-"""The gRPC servicer of the feed, which only translates: it answers from memory, and nobody waits for anybody.
+"""The gRPC servicer of the feed, which only translates: it answers from memory, and no call waits for another.
 
 The message of a reading or of a forecast is made once, however many ask for it or watch it.
 """
@@ -107,7 +107,7 @@ class ZoneFeed(Protocol):
 
 
 class FairWakeup:
-    """Fair wake-up of many watchers: a few at a time, so that who asks meanwhile is answered in between."""
+    """Fair wake-up of many watchers: a few at a time, so that calls are answered in between."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -278,7 +278,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         return pb.GetZoneHealthResponse(zones=[codec.to_proto(feed.health(now_s)) for feed in feeds])
 
     def _announcement(self, feed: ZoneFeed, reading: CarbonReading, why: str) -> Any:
-        """One message for all watchers that are told the same."""
+        """One message for all watchers of the same reading."""
         key = feed.series.zone, why
         made = self._announcements.get(key)
         if made is None or made[0] is not reading:
@@ -330,7 +330,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
                     f"{feed.series.zone} is not read so",
                     field=f"series.{field}",
                     value=value.name.lower(),
-                    remedy=f"use {ours.name.lower()}, or let a feed of its own read it",
+                    remedy=f"use {ours.name.lower()}, or use a separate feed for it",
                 )
         return feed
 

@@ -1,9 +1,9 @@
 """Accounting of energy and carbon: energy streams joined with readings, by family and hour; receipt rates published.
 
 grams = counter_j / 3.6e6 x intensity at the sample x PUE (CONTRACTS section 4): idle, sleep, warm-up, moves included.
-A gap in a stream is booked as `unknown_s`, never interpolated; a sample without a method adds nothing and turns the
-per-request values of its time into None. Totals are written as whole sums, in one write with how far each stream is in
-them: whoever repeats a write, or takes the role over, counts nothing twice and leaves nothing out.
+A gap in a stream is recorded as `unknown_s`, never interpolated. A sample without a method adds nothing and turns the
+per-request values of its time into None. Totals are whole sums, written together with the position in each stream: a
+repeated write, or a new leader, counts nothing twice and leaves nothing out.
 """
 
 import datetime
@@ -396,7 +396,7 @@ class Accountant:
             except errors.StateUnavailable as error:
                 self._log.info("totals wait", error=str(error))
                 return
-            self._log.warning("an hour comes again", hour=hour, why=self.clock_fault())
+            self._log.warning("an hour repeats", hour=hour, why=self.clock_fault())
             self._hours[hour] = stored.get(hour, {})
         sums = self._hours.setdefault(hour, {})
         for family, deltas in self._unwritten.items():
@@ -520,7 +520,7 @@ class Accountant:
             self._metrics.inc("trefoil_emissions_grams_total", max(0.0, co2), zone=reading.series.zone)
 
     def _model_base(self, families: Sequence[str]) -> None:
-        """Model BASE anew where the fleet or its families have changed."""
+        """Model BASE again where the fleet or its families have changed."""
         statuses = (d for node in self._observation.inputs.nodes.values() for d in node.devices)
         devices = {status.device: status.type for status in statuses}
         self._types |= devices

@@ -67,7 +67,7 @@ class BudgetRungs:
         """Decide and publish the rungs if it is time to, or if a budget has changed.
 
         Raises:
-            errors.Fenced, errors.StateUnavailable: they are not published; dispatchers go on by the last ones.
+            errors.Fenced, errors.StateUnavailable: they are not published; dispatchers continue by the last ones.
         """
         now_s = self._clock.now_s()
         if now_s - self._looked_s < LOOK_S or not (budgets or self._shown or self._published.rungs):

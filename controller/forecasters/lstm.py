@@ -82,7 +82,7 @@ class Lstm:
         found, self._trouble = math.nan, ""
         try:
             if self._network is None:
-                assert self._open is not None, "whoever runs it says how a model is opened"
+                assert self._open is not None, "the caller sets how a model is opened"
                 self._network = self._open(self._settings.model)
             began_s = self._monotonic_s() if self._monotonic_s is not None else 0.0
             found = self._network(arrivals)

@@ -1,7 +1,7 @@
 """Forecaster oracle: what a simulation knows will come. A bound on what any forecast can be worth; never live.
 
 Source: DESIGN section 4, InfAdapter's comparison of forecasters.
-Data: the mean rate of a family between two times, from whoever plays it.
+Data: the mean rate of a family between two times, from the simulation.
 Result: the largest mean over a second of the next `horizon_s`, or of the lead where that is longer.
 Deviations: what chance adds to a rate is not foreseen; the slices' queues count with it.
 """
@@ -27,7 +27,7 @@ class OracleSettings(PartSettings):
 
 
 class Oracle:
-    """Forecaster that is told the truth."""
+    """Forecaster that knows the true load."""
 
     history_s = HISTORY_MAX_S  # so that a simulation takes no step for idle: what is to come is no matter of the past
 

@@ -61,7 +61,7 @@ class JobsPlanning:
         self._epoch, self._revision = 0, Revision()
 
     async def run(self) -> None:
-        """Plan for ever."""
+        """Plan forever."""
         why = ""
         while True:
             try:
@@ -71,7 +71,7 @@ class JobsPlanning:
                 if str(error) != why:
                     why = str(error)
                     LOG.warning("jobs are not planned", why=why)
-            except Exception:  # jobs run without a plan; the control loop, which nothing replaces, goes on
+            except Exception:  # jobs run without a plan; the control loop, which nothing replaces, continues
                 LOG.exception("planning jobs failed")
             await self._clock.sleep(LOOK_S)
 

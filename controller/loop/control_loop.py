@@ -1,7 +1,7 @@
 """Control loop live: every tick read what is new, and let the core take its step.
 
-It goes on whatever is down: without Redis it neither decides nor acts and serving stays as it is; a silent node is left
-alone; an old reading is carried; a planner that fails, or takes too long, leaves the last good plan in force.
+It continues whatever is down: without Redis it neither decides nor acts and serving stays as it is; a silent node is
+left alone; an old reading is carried; a planner that fails, or takes too long, leaves the last good plan in force.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class ControlLoop:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run the loop for ever, a tick a period or when woken."""
+        """Run the loop forever, a tick a period or when woken."""
         while True:
             await self.tick()
             await self._signals.woken(self.settings.tick_s)
@@ -172,7 +172,7 @@ class ControlLoop:
         await self._reader.refresh()
         if inputs.down:
             if not was_down:
-                self._log.warning("blind: nothing is decided, what runs goes on", why=inputs.down)
+                self._log.warning("no state: nothing is decided, the running plan stays", why=inputs.down)
             return
         await self._accountant.refresh(sorted(self.core.objectives), self.core.loans.lent)
         for family, objective in self.core.objectives.items():
@@ -199,7 +199,7 @@ class ControlLoop:
         await self._leadership.copy_files()
 
     async def stop(self) -> None:
-        """Stop the rollout under way at a safe point; what it had begun goes on from there at the next start."""
+        """Stop the rollout under way at a safe point; what it had begun continues from there at the next start."""
         await self.rollout_runner.settle()
 
     # --- what operators change (called by the service) ---------------------------------------------------------------
@@ -244,7 +244,7 @@ class ControlLoop:
             await self.core.lend(loan, force=force)
 
     async def end_loan(self, device: str, holder: str) -> None:
-        """End a loan: the next tick plans with the device again. One that has ended already is no error.
+        """End a loan: the next tick plans with the device again. One that has ended already is not an error.
 
         Raises:
             errors.SettingError: it is lent to somebody else.

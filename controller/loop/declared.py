@@ -129,7 +129,7 @@ class DeclaredSettings:
             known, catalog = {**core.objectives, **core.stopped}, self._files.catalog
             accepted = {name: accept_objective(one, known, catalog, None, pue=wanted.pue) for name, one in said.items()}
             settled = settled_budgets(wanted, core.budgets, catalog)
-            # Nothing is refused from here on but for want of Redis or of the disk: then the next look goes on.
+            # Nothing is refused from here on but for want of Redis or of the disk: then the next look continues.
             loop.settings = loop.settings.model_copy(update={name: getattr(wanted, name) for name in ADOPTED})
             declaration = Declaration(accepted, wanted.max_watts, wanted.act_mode, prune=True, budgets=settled)
             return declaration.change(core, by_command=False) if declaration.changes(core) else None

@@ -17,7 +17,7 @@ BACKLOG_S: Final = 600  # load windows of workers reach back so far
 class DemandPublisher:
     """Publisher of the forecast of each family, and of the arrivals of each second that is over, once a second.
 
-    A new leader goes on after the last second that is written, at most `BACKLOG_S` back.
+    A new leader continues after the last second that is written, at most `BACKLOG_S` back.
     """
 
     def __init__(self, keys: Keys, reader: ObservationReader, leadership: Leadership, clock: Clock) -> None:

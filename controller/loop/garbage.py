@@ -20,7 +20,7 @@ def put_off_full_collections() -> None:
 
 
 async def collect_by_the_hour(clock: Clock) -> None:
-    """Collect for ever, once every `COLLECT_S`."""
+    """Collect forever, once every `COLLECT_S`."""
     while True:
         await clock.sleep(COLLECT_S)
         gc.collect()

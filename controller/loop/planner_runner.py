@@ -81,4 +81,4 @@ class PlannerRunner:
         try:
             self.live.recall(memory)
         except UNREADABLE as error:
-            self._log.warning("the planner cannot recall what was saved; it begins anew", error=str(error))
+            self._log.warning("the planner cannot read its saved memory; it starts empty", error=str(error))

@@ -83,7 +83,7 @@ class LiveRolloutPorts(LiveCorePorts):
             return await self._agents.apply(status, plan)
         except errors.Fenced as error:
             obeyed = max(status.highest_epoch_seen, plan.revision.epoch)
-            if not self._leadership.can_exceed(obeyed):  # a false value: the role would go round for ever
+            if not self._leadership.can_exceed(obeyed):  # a false value: the role would go round forever
                 raise errors.Unavailable(f"{status.node} refuses its plan: {error}") from error
             await self._leadership.cede_to(obeyed)
             raise errors.Fenced(str(error)) from error

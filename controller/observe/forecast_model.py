@@ -37,7 +37,7 @@ class OnnxNetwork:
             self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
             self([0.0] * INPUT_S)  # the first run is slower
         except Exception as error:  # its errors have no base of their own
-            why = f"is no model of {INPUT_S} s ({' '.join(str(error).split())})"
+            why = f"is not a model of {INPUT_S} s ({' '.join(str(error).split())})"
             raise InvalidInput(why, field="model", value=str(path), remedy=TRAIN) from error
 
     def __call__(self, arrivals: Sequence[float]) -> float:
@@ -55,7 +55,7 @@ def read_card(path: Path) -> dict[str, Any]:
     """Card of a model.
 
     Raises:
-        InvalidInput: it is no JSON object.
+        InvalidInput: it is not a JSON object.
         NotFound: model or card is not there.
     """
     card = path.with_suffix(".json")
@@ -65,7 +65,7 @@ def read_card(path: Path) -> dict[str, Any]:
     try:
         found = codec.parse_json(card.read_bytes())
     except InvalidInput as error:
-        raise InvalidInput(f"is no JSON ({error.message})", field="card", value=str(card), remedy=TRAIN) from error
+        raise InvalidInput(f"is not JSON ({error.message})", field="card", value=str(card), remedy=TRAIN) from error
     if not isinstance(found, dict):
-        raise InvalidInput("is no JSON object", field="card", value=str(card), remedy=TRAIN)
+        raise InvalidInput("is not a JSON object", field="card", value=str(card), remedy=TRAIN)
     return found

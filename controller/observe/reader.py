@@ -23,7 +23,7 @@ from trefoil.runtime.state import LOADS_MAX, SIGNAL_TTL_S, State
 
 LOG = structlog.get_logger()
 WRITTEN_S: Final = 5.0  # after its end a second is written down, unless its writer's clock is another
-AHEAD_S: Final = 2.0  # by which a stamp may lie in the future: clocks that agree, and a value on its way
+AHEAD_S: Final = 2.0  # by which a stamp may be in the future: clocks that agree, and a value on its way
 PAGE: Final = 3600  # entries read at once
 JOINED_S: Final = 0.5  # by which two seconds that were written one after the other differ
 
@@ -69,7 +69,7 @@ class ObservationReader:
         inputs.blind = self._live.blind
 
     def note_nodes(self, found: Iterable[NodeStatus]) -> None:
-        """Note statuses as their agents wrote them; one that cannot be told from a stale one yet is of now."""
+        """Note statuses as their agents wrote them; one that may be stale is taken as current."""
         inputs = self.observation.inputs
         for node in found:
             own_s, offset_s = self._sightings.look(node.node, node.observed_at_s), self._sightings.offset_s(node.node)

@@ -42,7 +42,7 @@ class PageConnection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(SILENT_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends, up to a bound. Bytes that are no whole request yet do not keep a connection."""
+        """Read the client's bytes, up to a bound. An incomplete request does not keep a connection open."""
         self._asked_bytes += len(data)
         if self._asked_bytes > ASKED_BYTES_MAX:
             self.transport.abort()

@@ -56,7 +56,7 @@ class ClassKey(NamedTuple):
 
     @property
     def model(self) -> "ClassKey":
-        """Key of what has to be loaded: a change of the clock or of a neighbour is no reload."""
+        """Key of what has to be loaded: a change of the clock or of a neighbour is not a reload."""
         return self._replace(clock_mhz=0, beside=()) if self.clock_mhz or self.beside else self
 
     @property
@@ -170,7 +170,7 @@ class Column:
 @lru_cache(maxsize=65536)
 def _pieces(tiers: tuple[tuple[int, float], ...], saturation_per_s: float) -> tuple[Piece, ...]:
     """Between two tiers every further slice adds what those up to the lower one added in the mean, and no more than it
-    could do alone: the more slices, the more each adds, so that this lies below the law. The last tier is flat.
+    could do alone: the more slices, the more each adds, so that this is below the law. The last tier is flat.
     """
     found = []
     for at, (size, rate) in enumerate(tiers):

@@ -1,4 +1,4 @@
-"""Planned power of a fleet, whoever planned it, and the cap on it that an operator sets.
+"""Planned power of a fleet, for any planner, and the operator's cap on it.
 
 Source: ours. Data: a view's fleet, catalogue, demand and cap; a plan. Result: watts, and a refusal.
 Formulation: baseline power of every GPU as it is planned (awake at its clock, or asleep) + mean rate of each family x

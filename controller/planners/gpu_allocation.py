@@ -10,7 +10,7 @@ them those of fewer joules a request, so that the order in which devices are lis
 and all families that may use it fit its memory together, with one CUDA context: what fits only as long as one of them
 stays away is refused. The sharing factor counts the families that may use a GPU, whether they serve there now or not,
 as the paper's does.
-Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt anew.
+Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt again.
 """
 
 import math

@@ -8,7 +8,7 @@ Formulation: family i of n gets low-end GPU i, and of the high-end ones the firs
     give it GPUs i, i + n, ... of their tier, all that there are.
     Where the router weighs joules (`least_grams`), a route names those of a request of n items on each tier as a line,
     through the profile at 1 and at twice the mean number of items: params `low_j` + n `low_item_j`, and so for `high`.
-Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt anew; who loses its
+Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt again; who loses its
     low-end GPU is served by the high-end one alone. The paper's fleets have as many GPUs of a tier as jobs.
 """
 
@@ -60,7 +60,7 @@ class PairedPlanner:
     shared: str = HIGH
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """Plan who serves on which GPU; what cannot be is no plan."""
+        """Plan who serves on which GPU; what cannot be is not a plan."""
         settings = self.settings
         inputs = read_view(view, settings.rate_floor_per_s, whole=True)
         try:

@@ -41,7 +41,7 @@ def plan_of(
     `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
     `clocks` [MHz] by device, below 0 power limits [-W]; the others run at their highest, unlocked. `clock_ranges`: what
     a governor may choose from; not named: the planned clock. `weights` of single slices go before `traffic`; a slice
-    without any is no target: a router may give one of weight 0 requests all the same. Stages of a family count each by
+    without any is not a target: a router may send requests to one of weight 0. Stages of a family count each by
     itself.
     """
     by_key = {c.key: c for c in columns}

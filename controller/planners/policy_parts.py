@@ -113,7 +113,7 @@ class PolicyPlanner:
 
 
 class PolicyLivePlanner:
-    """Planner that measures, whose plans bear the parts of its row; it is told of its candidate as it made it."""
+    """Planner that measures, whose plans bear the parts of its row; it gets its candidate unchanged."""
 
     def __init__(self, planner: LivePlanner, row: Policy) -> None:
         self.planner, self.row = planner, row
@@ -148,7 +148,7 @@ class PolicyLivePlanner:
         return self.planner.memory()
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Recall a memory and go on from it."""
+        """Recall a memory and continue from it."""
         self.planner.recall(memory)
 
 
@@ -167,7 +167,7 @@ def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
     """Decision with the parts of the row.
 
     Raises:
-        SettingError: a planner of one's own has answered something else.
+        SettingError: a user's planner has answered something else.
     """
     if not isinstance(cast(object, decision), Decision):
         found = "nothing" if decision is None else f"a {type(decision).__name__}"

@@ -30,7 +30,7 @@ def effective_row(
     clock_mhz: int = 0,
 ) -> ProfileRow | None:
     """The profile at a clock (0: the highest; below 0: a power limit [-W]) for requests of that many items: batches are
-    interpolated, the largest goes on.
+    interpolated, the largest continues.
 
     `batch` of the result is the largest batch in the profile. None: not profiled.
     """

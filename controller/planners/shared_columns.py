@@ -7,7 +7,7 @@ Where every request is a batch, the time of each is stretched by the law in the 
 much of the time as all of its family's demand takes on one slice, and scatters by that: what one serves depends on the
 others' demand, not on how it is dealt. Where Triton joins requests, a family's batches are smaller and keep less of the
 slice busy the less it is asked: points (rate, partner's rate) at which both are in time are found over the batches of
-one; the program may plan what lies below the hull of those points (`Column.limits`, linear in both rates).
+one; the program may plan what is below the hull of those points (`Column.limits`, linear in both rates).
 Deviations: all join requests or none does; only pairs that do. A family that is asked for less than one request a batch
 counts as one.
 """

@@ -1,9 +1,9 @@
 """Copies in Redis of the files that a controller keeps on its disk, for a next one whose disk is older, or empty.
 
-Whoever leads writes what has changed with each of its fenced writes, and all of it first of all under a new epoch.
-Whoever starts takes over what a controller has left under a later epoch than this disk was led under last: objectives,
+The leader writes changed files with each of its fenced writes, and all files first under a new epoch.
+A starting controller takes over what another left under a later epoch than this disk's last: objectives,
 mode, freeze, pin, the last plans, what was published and commanded, budgets, counts, what the planner remembers. Where
-files are not signed, those of an epoch that nobody has led under yet are no controller's.
+files are not signed, those of an epoch under which no controller has led yet are not a controller's.
 """
 
 import re
@@ -102,7 +102,7 @@ class KeptFiles:
         found, unfit = [], set[str]()
         for key, file in (await self._state.scan(self._state.keys.kept_prefix(), KeptFile)).items():
             if key != self._state.keys.kept(file.name) or not NAME.fullmatch(file.name):
-                continue  # a name that is no file's must not become a path
+                continue  # a name that is not a file's must not become a path
             try:
                 found.append(self._verified(file, known))
             except errors.PlanError as error:
@@ -117,8 +117,8 @@ class KeptFiles:
     def _verified(self, file: KeptFile, known: int) -> KeptFile:
         if not self._keys and file.written.epoch > known:
             raise errors.PlanError(
-                "nobody has led under its epoch yet", field=f"kept:{file.name} in Redis", value=str(file.written),
-                remedy="none: this controller goes on from its own disk",
+                "no controller has led under its epoch yet", field=f"kept:{file.name} in Redis",
+                value=str(file.written), remedy="none: this controller continues from its own disk",
             )  # fmt: skip
         return self._keys.verify_file(file)
 

@@ -2,11 +2,11 @@
 
 An epoch that cannot be kept on disk is not led under: should Redis be emptied and this process end, the next one could
 take the same epoch again, and agents and dispatchers would hold its plans for old ones. So it stands by and says why; a
-controller with a sound disk may take the role, and the plan in force stays meanwhile. Who leads already, leads on.
+controller with a sound disk may take the role, and the plan in force stays meanwhile. A leader keeps the role.
 
 A controller knows what it read from its disk at its start and what it did since. Once another has led, that is not
 enough: objectives, plans and commands may be newer. It stands by, copies to its disk what the other leaves in Redis
-(`kept_files.py`), and as soon as the role is free it starts anew and reads what is on the disk by then.
+(`kept_files.py`), and as soon as the role is free it starts again and reads what is on the disk by then.
 """
 
 import os
@@ -71,13 +71,13 @@ class Leadership:
     def require(self) -> None:
         """Require the lease; raises `errors.Unavailable` unless it is held."""
         if not self.epoch:
-            raise errors.Unavailable(f"this controller is not in charge: {self.why}")
+            raise errors.Unavailable(f"this controller does not lead: {self.why}")
 
     async def maintain(self) -> None:
-        """Acquire and renew the lease for ever; `epoch` changes when it was lost in between.
+        """Acquire and renew the lease forever; `epoch` changes when it was lost in between.
 
         Raises:
-            errors.RoleFree: another controller has led meanwhile, or another key signs plans now; start anew.
+            errors.RoleFree: another controller has led meanwhile, or another key signs plans now; start again.
         """
         while True:
             try:
@@ -149,7 +149,7 @@ class Leadership:
             self._another_led |= self._led or holder != self._seen  # it is not the one of a process that is dead
             self.leader = holder.holder if self._another_led else ""
             await self._follow(holder)
-        self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
+        self._log_reason(f"standing by: {holder.holder if holder else 'another process'} holds the role")
         return holder
 
     async def _await_free(self) -> None:
@@ -159,7 +159,7 @@ class Leadership:
             )
 
     async def _follow(self, holder: Lease) -> None:
-        """Keep what whoever leads has left by now, and no epoch below his: Redis may be emptied, and he may end."""
+        """Keep the leader's files, and no epoch below the leader's: Redis may be emptied, and the leader may end."""
         if self._another_led and self._clock.monotonic_s() - self._copied_s >= COPY_S:
             self._copied_s = self._clock.monotonic_s()
             await self._files.take_over()
@@ -213,7 +213,7 @@ class Leadership:
             try:
                 await self.copy_files()
             except (errors.Fenced, errors.StateUnavailable) as error:
-                self._log.warning("the next controller is left less than is on this disk", error=str(error))
+                self._log.warning("the copies for the next controller are incomplete", error=str(error))
             lease, self._lease = self._lease, None
             try:
                 await self._state.release(lease)

@@ -1,1 +1,1 @@
-"""Fronts: what clients speak to (KServe v2 over gRPC and HTTP), and who may."""
+"""Fronts: protocols of clients (KServe v2 over gRPC and HTTP), and access control."""

@@ -182,7 +182,7 @@ class AccessControl:
 
     def scope(self, metadata: Any) -> str:
         """For the admin port: "control" with the admin role, the path of jobs' methods with the jobs role, "open" where
-        no token is demanded, "denied" for a tenant without these roles, "" for nobody we know."""
+        no token is demanded, "denied" for a tenant without these roles, "" for an unknown caller."""
         if self.open:
             return "open"
         tenant = self._tenants.authenticate(dict(metadata or ()).get("authorization", ""))

@@ -214,7 +214,7 @@ def explain_request(local: LocalWorker, request: Any) -> Any:
     """ExplainRequestResponse.
 
     Raises:
-        NotFound: nobody serves the family.
+        NotFound: no slice serves the family.
         InvalidInput: a parameter that a request could not have.
     """
     family, table = request.family, local.routing.table
@@ -250,7 +250,7 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters,
     for name, value in params.items():
         if name != PRIORITY and not name.startswith(request_parameters.PREFIX):
             remedy = f"one of {', '.join((*sorted(request_parameters.KNOWN), PRIORITY))}"
-            raise InvalidInput("says nothing about where a request goes", field=name, value=value, remedy=remedy)
+            raise InvalidInput("does not affect where a request goes", field=name, value=value, remedy=remedy)
         if name != PRIORITY:
             message.parameters[name].string_param = value
     text = params.get(PRIORITY, "0")

@@ -1,1 +1,1 @@
-"""Jobs: items that may wait. They lie in files; idle slices answer them."""
+"""Jobs: items that may wait. They are in files; idle slices answer them."""

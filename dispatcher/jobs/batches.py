@@ -1,7 +1,7 @@
 """OpenAI's /v1/files and /v1/batches on the REST port: JSONL in, a job of its lines, JSONL out.
 
 A batch is a job whose items are the lines of its input file (line_run.py). Its output and error files are read from the
-job's results. A batch that misses its window is not expired: it goes on, and says so.
+job's results. A batch that misses its window does not expire: it continues and is marked late.
 """
 
 import asyncio
@@ -150,8 +150,8 @@ class BatchApi:
                 for data in form.feed(part):
                     await on_disk(upload.add, data)
             if not form.ended or form.filename is None:
-                why = "is missing" if form.ended else "the form broke off"
-                raise InvalidInput(why, field="file", remedy="send the whole form, with a file")
+                why = "is missing" if form.ended else "the form is incomplete"
+                raise InvalidInput(why, field="file", remedy="send a complete form, with a file")
             purpose = form.fields.pop("purpose", "missing")
             if purpose != "batch":
                 raise InvalidInput("is not taken", field="purpose", value=purpose, remedy='send "batch"')
@@ -170,7 +170,7 @@ class BatchApi:
             for each in self._outputs(*self._batch(tenant, BATCH + found[1])):
                 if each["id"] == name:
                     return each
-        raise NotFound("is no file of yours", field="file_id", value=name, remedy="GET /v1/files names them")
+        raise NotFound("is not a file of yours", field="file_id", value=name, remedy="GET /v1/files names them")
 
     def _all_files(self, tenant: str) -> list[dict[str, Any]]:
         """All files of a tenant, the newest first."""
@@ -352,10 +352,10 @@ class _Page:
         self._given = {name: values[-1] for name, values in parse_qs(query).items()}
         text = self.given("limit") or str(limit)
         if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:6]) <= limit_max or len(text) > 6:
-            raise InvalidInput("is no number of entries", field="limit", value=text, remedy=f"send 1..{limit_max}")
+            raise InvalidInput("is not a number of entries", field="limit", value=text, remedy=f"send 1..{limit_max}")
         self._limit, self._order = int(text), self.given("order") or "desc"
         if self._order not in ("asc", "desc"):
-            raise InvalidInput("is no order", field="order", value=self._order, remedy="send asc or desc")
+            raise InvalidInput("is not an order", field="order", value=self._order, remedy="send asc or desc")
 
     def given(self, name: str) -> str:
         """Value of a parameter; empty: it was not sent."""
@@ -381,10 +381,10 @@ def _read_batch(body: bytes) -> dict[str, Any]:
     known = ("input_file_id", "endpoint", "completion_window", "metadata")
     for name in given:
         if name not in known:
-            raise InvalidInput("is no parameter of this API here", field=name[:64], remedy=one_of(known, name[:64]))
+            raise InvalidInput("is not a parameter of this API here", field=name[:64], remedy=one_of(known, name[:64]))
     for name in known[:3]:
         if type(given.get(name)) is not str:
-            raise InvalidInput("is no text", field=name, value=given.get(name, "missing"), remedy="send a string")
+            raise InvalidInput("is not text", field=name, value=given.get(name, "missing"), remedy="send a string")
     if given["endpoint"] not in ENDPOINTS:
         remedy = one_of(ENDPOINTS, given["endpoint"])
         raise InvalidInput("has no batches here", field="endpoint", value=given["endpoint"], remedy=remedy)
@@ -419,7 +419,8 @@ def _error(each: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(reader: JobReader, first: int, failed: bool) -> tuple[bytes, int]:
-    """Lines of a batch's output or error file from an item on, and the item to go on from. Blocks. Raises OSError."""
+    """Lines of a batch's output or error file from an item on, and the item to continue from. Blocks. Raises
+    OSError."""
     found, after = reader.results(first, MESSAGE_BYTES)
     results = [jobs_pb2.ItemResult.FromString(data) for _, data in found]
     return b"".join(each.response + b"\n" for each in results if bool(each.code) is failed), after

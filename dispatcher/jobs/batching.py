@@ -117,7 +117,7 @@ class ItemReader:
             message = pb.ModelInferRequest.FromString(data)
         except DecodeError as error:
             remedy = "send a KServe v2 ModelInferRequest"
-            raise InvalidInput("is no request", field="item", value=f"{len(data)} bytes", remedy=remedy) from error
+            raise InvalidInput("is not a request", field="item", value=f"{len(data)} bytes", remedy=remedy) from error
         taken = self._taken
         if message.model_name not in ("", taken.family):
             remedy = f"leave it out, or write {taken.family}"
@@ -263,7 +263,9 @@ def _bytes_of(tensor: Any) -> int | None:
 def _rows_of(tensor: Any, content: bytes, rows: int) -> list[bytes]:
     """Content of each row of an output."""
     if not tensor.shape or tensor.shape[0] != rows:
-        raise InvalidInput("has not the rows of its batch", field=f"outputs.{tensor.name}", value=list(tensor.shape))
+        raise InvalidInput(
+            "does not have the rows of its batch", field=f"outputs.{tensor.name}", value=list(tensor.shape)
+        )
     if tensor.datatype != "BYTES":
         size = len(content) // rows
         return [content[at * size : (at + 1) * size] for at in range(rows)]
@@ -274,5 +276,5 @@ def _rows_of(tensor: Any, content: bytes, rows: int) -> list[bytes]:
             at += TEXT_HEAD + int.from_bytes(content[at : at + TEXT_HEAD], "little")
         found.append(content[begin:at])
     if at != len(content):
-        raise InvalidInput("its texts are not whole", field=f"outputs.{tensor.name}", value=f"{len(content)} bytes")
+        raise InvalidInput("its texts are incomplete", field=f"outputs.{tensor.name}", value=f"{len(content)} bytes")
     return found

@@ -50,7 +50,7 @@ class FilesFolder:
         """A file of a tenant. Raises NotFound."""
         found = self._found(name)
         if found is None or found.tenant != tenant:
-            raise NotFound("is no file of yours", field="file_id", value=name, remedy="GET /v1/files names them")
+            raise NotFound("is not a file of yours", field="file_id", value=name, remedy="GET /v1/files names them")
         return found
 
     def _found(self, name: str) -> FileInfo | None:

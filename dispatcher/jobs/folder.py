@@ -3,11 +3,11 @@
 <jobs>/<id>/job.json          the job and how many items it has; the folder is moved into place when all is on disk
             items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits);
                               removed at its end
-            cancel.json       that it is to end, and why
-            parcels.json      parcels of it that peers' zones have (core/parcels.py)
-            batch.json        of a batch of OpenAI's API: what it was made of, and why it was refused
-            owner.json        who owns it now, and why it waits: what readers may miss; it is there from the start, so
-                              that a full disk lets that be said
+            cancel.json       request to end it, with the reason
+            parcels.json      its parcels in other zones (core/parcels.py)
+            batch.json        of a batch of OpenAI's API: its request, and why it was refused
+            owner.json        its owner, and why it waits; readers may miss it. It exists from the start, so that it can
+                              be written on a full disk
             journal.<epoch>, answers.<epoch>    results (core/journal.py)
 <jobs>/.new-*                 jobs whose items still come
 <jobs>/folder.json            name of the folder, by which its owner takes its lease
@@ -75,7 +75,7 @@ async def on_disk(work: Callable[..., T], *arguments: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A job as it lies in its folder."""
+    """A job as it is in its folder."""
 
     job: Job
     items: int
@@ -128,7 +128,7 @@ class JobsFolder:
             found = read_state(path, partial(_stored, name)) if ID.fullmatch(name) else None
             if found is None:
                 remedy = one_of(self.ids()[-NAMED_MAX:], name, none="submit one")
-                raise NotFound("is no job", field="id", value=name, remedy=remedy)
+                raise NotFound("is not a job", field="id", value=name, remedy=remedy)
             self._stored[name] = found
         return found
 
@@ -192,7 +192,7 @@ class JobsFolder:
         mine = ID.fullmatch(name) is not None and self.has(name) and self.stored(name).job.tenant == tenant
         record = read_state(self.root / name / BATCH, dict) if mine else None
         if record is None:
-            raise NotFound("is no batch of yours", field="batch_id", value=name, remedy="GET /v1/batches names them")
+            raise NotFound("is not a batch of yours", field="batch_id", value=name, remedy="GET /v1/batches names them")
         with contextlib.suppress(FileNotFoundError):
             return record, (self.root / name / CANCEL).stat().st_mtime
         return record, None
@@ -286,7 +286,7 @@ class Upload:
         data = b"".join(parts)
         self._digest.update(data)
         self._items.write(data)
-        self._items.flush()  # its time shows that the upload goes on: see `JobsFolder.sweep`
+        self._items.flush()  # its time shows that the upload continues: see `JobsFolder.sweep`
 
     @property
     def count(self) -> int:
@@ -435,7 +435,8 @@ class JobReader:
         return read_state(self.path / PARCELS, lambda tree: restored(tree["parcels"], self.stored.items)) or []
 
     def results(self, first: int, bytes_max: int, items_max: int = 1000) -> tuple[list[tuple[int, bytes]], int]:
-        """Results of up to so many items from one on, of up to so many bytes and one more, and the item to go on from.
+        """Results of up to so many items from one on, of up to so many bytes and one more, and the item to continue
+        from.
 
         Raises:
             OSError: the disk refuses.

@@ -440,7 +440,7 @@ class JobRun:
         return data
 
     async def write_parcels(self) -> None:
-        """Write which parcels there are, while the job goes on. Raises OSError."""
+        """Write which parcels there are, while the job continues. Raises OSError."""
         async with self._writing:
             if not self.closing:
                 await to_its_end(self.owned.write_parcels, list(self.states.parcels))

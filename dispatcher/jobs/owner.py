@@ -382,7 +382,7 @@ class JobsOwner:
             await self._stop(name)
         self._ended_at_s.clear()
         self._waiting.clear()
-        self._left.clear()  # another owner goes on
+        self._left.clear()  # another owner continues
 
     async def _expire(self, names: list[str]) -> None:
         """Remove jobs that ended long ago, and what uploads left; a step of the wall clock moves neither."""

@@ -63,7 +63,7 @@ class PlannedHours:
             epoch = await self._state.epoch_of(CONTROLLER)
             plan = self._believed(plan)
         except StateUnavailable:
-            plan, epoch = None, 0  # the last one ages; whoever needs Redis says that it is away
+            plan, epoch = None, 0  # the last one ages; other parts report that Redis is unavailable
         self._sight.look(plan, epoch, now_s)
         if self._sight.why != before:
             LOG.info("plan of jobs", why=self._sight.why or "followed")

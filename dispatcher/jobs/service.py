@@ -130,7 +130,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         if tenant := self._only_own(context.invocation_metadata()):
             stored = await on_disk(self._folder.stored, name)
             if stored.job.tenant != tenant:
-                raise NotFound(f"is no job of tenant {tenant}", field="id", value=name, remedy="name one of its own")
+                raise NotFound(f"is not a job of tenant {tenant}", field="id", value=name, remedy="name one of its own")
 
     async def Get(self, request: Any, context: Any) -> Any:
         """How a job stands."""

@@ -1,1 +1,1 @@
-"""Lengths of generated answers, predicted before they begin: a process of its own, and who asks it."""
+"""Lengths of generated answers, predicted before they begin, by a separate process and its client."""

@@ -1,8 +1,8 @@
 """Asks the process that predicts lengths, and does without it: a request waits WAIT_S at most.
 
-While an answer is late nobody else waits for the process, nor is it asked: requests go first come, first served until
-it has caught up. One that is silent for SILENT_S is killed; one that ends is started again, ever more slowly. All of it
-is said in `trouble`, which the status and the rung `lengths` show.
+While an answer is late no other request waits for the process, nor is it asked: requests go first come, first served
+until it has caught up. One that is silent for SILENT_S is killed; one that ends is started again, ever more slowly. All
+of it is said in `trouble`, which the status and the rung `lengths` show.
 """
 
 import asyncio

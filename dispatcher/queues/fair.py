@@ -1,7 +1,7 @@
 """Queue of a family shared by its clients: a flood waits behind itself, other clients do not.
 
 Source: start-time fair queueing (Goyal, Vin, Cheng 1996), which serves flows as deficit round robin (Shreedhar,
-    Varghese 1996) does and names who is next without changing anything; longest queue drop (Suter et al. 1998).
+    Varghese 1996) does and names the next request without changing anything; longest queue drop (Suter et al. 1998).
 Data: of a ticket its flow (tenant, or the client's address where tenants are not known; connection), the weight of its
     tenant and its cost: the service time of like requests [s]. Inside a flow the order is that of the queue (`fifo`,
     `ssjf`, an own one), one of which each flow has.
@@ -11,7 +11,7 @@ Formulation: in each lane, among tenants and again among the connections of one,
     Of several lanes (`pop_first`, `heads`) the flow goes first that was served longest ago, or came first. A full queue
     pushes out the newest ticket of the connection with most queued cost, of the tenant with most cost / weight, as long
     as that is more than the newcomer's own with the newcomer; else the newcomer is refused. Of bytes likewise.
-Deviations: tags are kept while somebody waits in the lane, not for ever. While one flow alone waits, its queue does
+Deviations: tags are kept while requests wait in the lane, not forever. While one flow alone waits, its queue does
     everything, and costs are not read.
 Cost: O(log flows) a request that waits among several flows; the flows are looked through when the queue is full.
 """
@@ -277,7 +277,7 @@ class FairQueue:
                 self._enter(lane, ticket)
 
     def _unshare(self) -> None:
-        """Nobody waits any more."""
+        """No request waits any more."""
         self._shared, self._sole_flow = False, None
         self._tenants, self._lanes = {}, {}
 

@@ -1,4 +1,4 @@
-"""Who waits: first in, first out inside a lane, all lanes of a family under one bound in requests and bytes.
+"""Queue: first in, first out inside a lane, all lanes of a family under one bound in requests and bytes.
 
 A lane is whatever the router binds its order to (a class for `weighted`, the whole family for `fifo`). Order is that of
 arrival: a ticket that comes back (its slice died before it was executed, its class lost its last slice) takes the place
@@ -7,8 +7,8 @@ priority are read, nothing else: a trefoil_class waits in the same line as the o
 
 Priority is Triton's: 1 comes first, 0 (and what is out of range) is the default level. A level is worth AGING_S of
 waiting: a ticket's turn is arrived_s + AGING_S * (level - default level), and the earliest turn goes first. So those of
-one level stay in order of arrival, and nobody is overtaken by a request that arrives more than
-AGING_S * (LEVELS - 1) after it: nobody starves, however many more urgent ones come.
+one level stay in order of arrival, and no request is overtaken by one that arrives more than
+AGING_S * (LEVELS - 1) after it: so no request starves.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ REQUESTS_MAX: Final = 1024  # where the route names no bound: a second of a busy
 BYTES_MAX: Final = 256 * 2**20  # 400 images of 224 x 224 x 3 FP32
 LEVELS: Final = 8  # of priority, 1 the most urgent
 LEVEL_DEFAULT: Final = 4
-AGING_S: Final = 1.0  # longer than a family's SLO: between two levels order is strict until somebody waits that long
+AGING_S: Final = 1.0  # longer than a family's SLO: between two levels order is strict until a request waits that long
 
 Lane = TypeVar("Lane", bound=Hashable)
 
@@ -149,7 +149,7 @@ class FifoQueue(Generic[Lane]):
         return len(lines[0].tickets) if len(lines) == 1 else sum(len(line.tickets) for line in lines)
 
     def lanes(self) -> tuple[Lane, ...]:
-        """Lanes in which somebody waits."""
+        """Lanes with waiting requests."""
         found = self._lines.items()
         return tuple([lane for lane, lines in found if lines[0].tickets or any(line.tickets for line in lines)])
 

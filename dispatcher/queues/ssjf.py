@@ -6,7 +6,7 @@ Data: of a ticket what `fifo` reads, `length_score`: 0 = the shortest class, to 
 Formulation: a ticket's turn is that of `fifo` plus AGING m for each class, and the earliest turn goes first. m is the
     mean service time, of whatever client and size: m <- m + ALPHA (cost_s - m) with each ticket that comes to wait, and
     one for all that wait, or those of one class would not be in order of arrival. So the order is by class, then
-    arrival, among those that arrive within that time, and a request without a prediction stands in the middle. With M
+    arrival, among those that arrive within that time, and a request without a prediction is in the middle. With M
     the largest m while it waits, no request is overtaken by one that arrives AGING M (CLASSES - 1) after it or later.
 Bound: on one server that is never idle while requests wait, and serves to the end what it began, a request of class c
     that arrives at t begins no later than first come, first served would begin one that arrives at T = t + AGING M c:

@@ -41,7 +41,7 @@ ELEMENTS_MAX: Final = 2**56
 FEW, SMALL_SIZE = 4, 2**14
 """So few dimensions of so small a size are never more elements than that."""
 DEADLINE_MAX_S: Final = 30 * 86_400.0
-"""Whoever waits longer waits no longer than this: gRPC's own clock has an end, beyond which a deadline has passed."""
+"""Upper bound of a deadline [s]: gRPC's clock has an end, beyond which a deadline has passed."""
 ITEMS_MAX: Final = 2**20
 """What one request counts for at most in loads and receipts."""
 ROUNDING_S: Final = 0.005
@@ -50,9 +50,9 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
+    """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits forever. `hops`: how often other
     workers have passed the request on. `trace` is metadata for its slice; `flow` and `weight` as a ticket has them.
-    `idle_slice`: it asks for an item of a job, which is no demand; that slice alone may answer, while it is idle.
+    `idle_slice`: it asks for an item of a job, which is not demand; that slice alone may answer, while it is idle.
     `went_away`: another worker has sent it to another zone, which has not answered it."""
 
     tenant: str = ""
@@ -66,9 +66,9 @@ class Caller:
 
 
 def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
-    """Whether who is gone now is gone because its time is up, all on the monotonic clock.
+    """Whether a cancelled call was cancelled by its deadline, all on the monotonic clock.
 
-    gRPC writes a timeout with two or three digits, rounded up, and it counts anew from when it arrives: a client whose
+    gRPC writes a timeout with two or three digits, rounded up, and it counts again from when it arrives: a client whose
     time is up leaves a little before our own clock says so.
     """
     return deadline_s is not None and now_s >= deadline_s - ROUNDING_S - ROUNDING_RATIO * (deadline_s - arrived_s)

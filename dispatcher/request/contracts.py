@@ -1,7 +1,7 @@
 """What a family looks like from outside: one metadata and one configuration, under its public name and version "1".
 
 All variants of a family agree on names, types and shapes, so any live slice can tell at first; then one of each variant
-is asked, as largest batches differ, and another one when the one that told is replaced. The slice's own configuration
+is asked, as largest batches differ, and again when that slice is replaced. The slice's own configuration
 is not passed on: it names variants and paths, and changes when they swap.
 """
 
@@ -71,7 +71,7 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Contract that one slice told, as long as it is that one."""
+    """Contract that one slice reported, while its endpoint stays."""
 
     contract: Contract
     slice: SliceKey
@@ -79,7 +79,7 @@ class _Told:
 
 
 class Contracts:
-    """Contracts by family, each what its live slices have told."""
+    """Contracts by family, as reported by its live slices."""
 
     def __init__(self, local: LocalWorker) -> None:
         self._routing = local.routing
@@ -111,7 +111,7 @@ class Contracts:
         return told[0] if len(told) == 1 else _whole(family, told)
 
     def to_ask(self, family: str) -> dict[str, SliceKey]:
-        """Live slices to ask: one of each variant of which none has told that is still there."""
+        """Live slices to query: one of each variant without a contract from a live slice."""
         table, told = self._routing.table, self._told.get(family, {})
         alive = set(table.alive.get(family, ()))
         found: dict[str, SliceKey] = {}
@@ -125,7 +125,7 @@ class Contracts:
         """Ask the slices that are to be asked; those that do not tell are asked the next time.
 
         Raises:
-            Unavailable: none of them told.
+            Unavailable: none of them answered.
         """
         async with self._asking[family]:
             whys = [await self._ask(family, variant, slice_) for variant, slice_ in self.to_ask(family).items()]
@@ -167,7 +167,7 @@ class Contracts:
         return ""
 
     def _stands(self, family: str, told: _Told) -> bool:
-        """Whether the slice that told is live, and still the one that it was."""
+        """Whether the slice of this contract is live at the same endpoint."""
         table = self._routing.table
         return told.slice in table.alive.get(family, ()) and table.endpoints.get(told.slice) == told.endpoint
 
@@ -222,5 +222,5 @@ def published(family: str, metadata: Any, config: Any) -> Contract:
 
 
 def unknown_model(family: str) -> NotFound:
-    """NotFound error for a family that nobody serves, in Triton's words."""
+    """NotFound error for a family that no slice serves, in Triton's words."""
     return NotFound(f"Request for unknown model: '{family}' is not found")

@@ -137,9 +137,9 @@ class DecoupledRequest:
             return
 
     async def _run(self, request: Request, connection: Connection, wants_final: bool) -> None:
-        """Raises AioRpcError; StatusError for what is no answer and, with `grpc_error`, for any error among answers."""
+        """Raises AioRpcError; StatusError for an invalid answer and, with `grpc_error`, for any error among answers."""
         parts, timeout_s, trace = self._inference.upstream_request(request)
-        # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
+        # Never with triton_grpc_error: Triton 2.51 dies of a model that continues after its first error then.
         leaving = self._inference.leaving(request)
         grace_s = leaving.grace_s if request.idle_slice is None else 0.0  # an item of a job makes room at once
         leaving = leaving._replace(grace_s=grace_s, ended=partial(self._left_ended, request, leaving.ended))

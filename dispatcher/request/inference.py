@@ -1,16 +1,15 @@
 """ModelInfer: admit, wait for a slice, forward the bytes, answer. The hot path; nothing else belongs here.
 
-There is one retry loop, here: a request goes to another slice only if the channel knows that its slice never took it
-(connection refused, stream refused), or if it hangs on a host that is gone, within a budget and its deadline. A status
-that a slice answered is the client's, and what was in flight on a slice that died fails.
+The only retry loop is here. A request goes to another slice only if its slice certainly did not take it (connection or
+stream refused), or if it hangs on a host that is gone. Retries stay within a budget and the deadline. A status from a
+slice goes to the client. Requests in flight on a slice that died fail.
 
-A request whose client leaves keeps its credit until its slice has answered, to the end of a stream, `cancel_grace_s` at
-most: Triton goes on executing what it has begun, and another request in its place would wait behind it.
+If a client leaves, its request keeps the credit until its slice has answered, or its stream has ended, for at most
+`cancel_grace_s`: Triton continues to execute it, and another request in its place would wait behind it.
 
-A family that is split has a Triton model for each stage: the request goes from one to the next through this worker,
-each with a queue, credits, retries and a slice of its own, stages on one slice too. Triton's ensembles would save those
-the way here and back, but have none of these for the stages inside; a family all of whose stages are on one slice is
-better served whole there, which is the same function.
+A split family has a Triton model for each stage. The request goes from stage to stage through this worker; each stage
+has a queue, credits, retries and a slice. Triton's ensembles would save the way here and back, without queues and
+retries between stages. If all stages are on one slice, serve the family whole there: the function is equal.
 """
 
 import asyncio
@@ -176,7 +175,7 @@ class Inference:
             raise
 
     async def pick(self, request: Request) -> Pick:
-        """Wait for a slice for the request, as soon as its router gives it one; its end is told with `end`.
+        """Wait for a slice for the request, as soon as its router gives it one; `end` reports its end.
 
         Raises:
             QueueFull, Unavailable: it gets none.
@@ -256,7 +255,7 @@ class Inference:
         return outcome
 
     def _record_unanswered(self, request: Request, code: str, service_ms: float) -> None:
-        """Book what a slice executed of a request that has no answer. Triton goes on with what nobody waits for any
+        """Book what a slice executed of a request that has no answer. Triton continues with what nobody waits for any
         longer; one that failed took as much as its time is of that of like requests. Tokens are booked as they come,
         but the prompt of a stream that gave none was read all the same, which is worth one."""
         ticket, pick = request.ticket, request.pick
@@ -339,7 +338,7 @@ class Inference:
         return Leaving(self._settings.cancel_grace_s, partial(self._left_ended, request))
 
     def call_cancelled(self, request: Request, connection: Connection | None, usual: bool = True) -> StatusError | None:
-        """The call of a picked request was cancelled. Where its client left it goes on as `leaving` says; where the
+        """The call of a picked request was cancelled. Where its client left it continues as `leaving` says; where the
         connection was closed it has ended, with the status to refuse with if it was cut."""
         pick, task = request.pick, asyncio.current_task()
         assert pick is not None
@@ -364,7 +363,7 @@ class Inference:
         self._evidence.on_deadline(place, pick.variant, ticket.items, waited_s, now_s, usual)
 
     def record_failure(self, request: Request | None, code: str, details: str) -> None:
-        """Book and log a request without an answer. Requests for families that nobody serves are not booked."""
+        """Account for and log a request without an answer, unless no slice serves its family."""
         if request is None or request.forwarded:
             return
         ticket, pick = request.ticket, request.pick
@@ -405,7 +404,7 @@ class Inference:
                     raise NoCredits(membership.worker_name(self._id)) from moved
             except NotDelivered:  # its worker is gone: there are others, or it is ours now
                 pass
-            except NoCredits as error:  # who shares has changed, and one of us has not heard of it
+            except NoCredits as error:  # the sharers have changed, and one worker does not know it yet
                 if caller.hops:
                     request.forwarded = True
                     raise
@@ -584,7 +583,7 @@ def status(error: grpc.aio.AioRpcError | Unavailable | DecodeError) -> StatusErr
     """Convert what came back from a slice to a status to be passed on unchanged: an AioRpcError that escapes would
     become UNKNOWN."""
     if isinstance(error, DecodeError):
-        return StatusError(grpc.StatusCode.INTERNAL, f"what the slice answered is no inference response: {error}")
+        return StatusError(grpc.StatusCode.INTERNAL, f"what the slice answered is not an inference response: {error}")
     if isinstance(error, Unavailable):
         return StatusError(grpc.StatusCode.UNAVAILABLE, str(error))
     return StatusError(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))

@@ -1,7 +1,7 @@
-"""Links to the other workers: who of them lives, and requests that they answer in our place.
+"""Links to the other workers: which of them live, and requests that they answer for this one.
 
 A worker without credits of a family, or that does not keep the sequences of a family, forwards the whole request to one
-that does, as bytes over a socket of its own (`peer_server` is the other end). The link tells also who is dead: a
+that does, as bytes over a separate socket (`peer_server` is the other end). The link also shows dead workers: a
 refused connection is a proof, long before the acknowledgement in Redis ends.
 """
 
@@ -194,7 +194,8 @@ class Peers:
         return ConnectionLost(error.code(), f"worker {membership.worker_name(link.worker)}: {error.details()}")
 
     def _sequence_worker(self, ticket: Ticket) -> WorkerId | None:
-        """Who keeps a sequence: whoever had its first message, as long as it lives, whoever owns the family by now."""
+        """Worker of a sequence: the one that got its first message, while it lives, even if the family has another
+        owner."""
         key = (ticket.family, ticket.sequence_id)
         kept = self._sequence_workers.pop(key, None)
         if kept is None or ticket.sequence_start or (kept != self._local.id and kept not in self._links):
@@ -238,7 +239,7 @@ class Peers:
                     yield data
         except grpc.aio.AioRpcError as error:
             LOG.debug(
-                "no longer told", worker=membership.worker_name(worker), why=f"{error.code().name} {error.details()}"
+                "not reported", worker=membership.worker_name(worker), why=f"{error.code().name} {error.details()}"
             )
 
     def linked_siblings(self) -> tuple[WorkerId, ...]:
@@ -304,7 +305,7 @@ class Peers:
             await link.channel.wait_for_state_change(state)
 
     async def _pass_on_drain(self, link: PeerLink) -> None:
-        """A sibling that was not there when this dispatcher was drained is told now."""
+        """A sibling that started after this dispatcher was drained learns of it now."""
         if self._local.drained_why and link.worker[0] == self._local.id[0]:
             request = dispatcher_pb2.DrainRequest(why=self._local.drained_why)
             await self.ask_one(link.worker, "Drain", request.SerializeToString())
@@ -326,7 +327,7 @@ class Peers:
             return []
         tls = self._local.tls
         if (tls is None or not tls.mutual) and not self._insecure and not rpc.is_loopback(link.target):
-            return []  # it would leave this machine in clear text, to whoever wrote that address into Redis
+            return []  # it would leave this machine in clear text, for an address that any writer to Redis could set
         return [("authorization", f"Bearer {self._token.get_secret_value()}")]
 
 

@@ -143,7 +143,7 @@ class Prober:
         for slice_, since_s in list(self._hung_since_s.items()):
             quiet_s = [silence.quiet_s(place) for place in in_flight if place[0] == slice_]
             if min(quiet_s, default=0.0) < settings.hang_quiet_s:
-                del self._hung_since_s[slice_]  # it goes on, or has nothing any more
+                del self._hung_since_s[slice_]  # it continues, or has nothing any more
             elif now_s - since_s >= settings.hung_fail_s:
                 del self._hung_since_s[slice_]
                 why = f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs"
@@ -215,7 +215,7 @@ class Prober:
         self._health.readmit(slice_, model)
 
     async def _probe_suspected(self, place: Place, suspicion: Suspicion) -> None:
-        """Eject a suspected place if a probe of it fails. A place that answered well meanwhile is no dead one."""
+        """Eject a suspected place if a probe of it fails. A place that answered well meanwhile is not a dead one."""
         if suspicion.failure in (Failure.LATE, Failure.STUCK):
             timeout_s = SLOW_PROBE_S
         else:

@@ -1,7 +1,7 @@
 """Inference that leaves OpenTelemetry spans of every request: an extra (`trefoil[otel]`), only where it is asked for.
 
 A request is a span `ModelInfer`, below the client's own where its traceparent names one. Below it: `admit` (parse,
-check, the turn of a sequence), `wait` (until its router gives it a slice) and `infer` (at the slice, which is told of
+check, the turn of a sequence), `wait` (until its router gives it a slice) and `infer` (at the slice, which gets
 this span as its parent). What goes to a second slice waits and infers again; what another worker answers has its spans
 there.
 """
@@ -83,7 +83,7 @@ class TracedInference(Inference):
         whole = self._tracer.start_span("ModelInfer", parent, SpanKind.SERVER)
         spans = _Spans(whole, set_span_in_context(whole, Context()))
         inside = replace(caller, trace=_trace(spans.below))
-        if not whole.is_recording():  # the sampler left it out, and slices are told so
+        if not whole.is_recording():  # the sampler left it out, and slices get that decision
             return await super().handle(data, inside, serve, forward)
         admit = self._tracer.start_span("admit", spans.below)
 
@@ -143,7 +143,7 @@ class TracedInference(Inference):
             _end(span, code)
 
     def upstream_request(self, request: Request) -> tuple[tuple[bytes | memoryview, ...], float | None, Trace]:
-        """Parts, timeout and metadata of a request to its slice, which is told of the span `infer`."""
+        """Parts, timeout and metadata of a request to its slice, with the span `infer`."""
         parts, timeout_s, trace = super().upstream_request(request)
         if (spans := self._open.get(id(request))) is not None:
             assert request.pick is not None

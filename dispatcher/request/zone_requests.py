@@ -178,7 +178,7 @@ class ZoneRequests:
         )
 
     def _read(self, request: Request, zone: str, sent: Parts, answer: bytes) -> tuple[bytes, bytes, str, str]:
-        """Raises DecodeError, ValueError, InvalidInput: it is no answer, or its receipt cannot be."""
+        """Raises DecodeError, ValueError, InvalidInput: it is not an answer, or its receipt cannot be."""
         message = pb.ModelInferResponse.FromString(answer)
         if not message.outputs or len(message.outputs) != len(message.raw_output_contents):
             raise ValueError("it has no outputs")

@@ -16,7 +16,7 @@ from typing import Final
 from trefoil.core.brains import Pick
 from trefoil.core.fleet import SliceKey
 
-OLD_ENTRIES: Final = 4  # of the heap, per slice, before it is built anew
+OLD_ENTRIES: Final = 4  # of the heap, per slice, before it is built again
 
 
 @dataclass(slots=True, eq=False)

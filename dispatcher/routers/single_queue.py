@@ -95,7 +95,7 @@ class SingleQueueRouter(ABC):
         self._queue.remove(ticket)
 
     def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None:
-        """A credit of this very slice, for a request that nobody else may serve."""
+        """A credit of this very slice, for a request that no other slice may serve."""
         account = self._credits.free(slice)
         return None if account is None else self._credits.take(account)
 

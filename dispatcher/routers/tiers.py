@@ -7,9 +7,9 @@ Decision: for the request at the head of each job's line the GPU that it goes to
 Formulation of `carbondis`: jobs in the order of late answers, ties in the order of arrival. EXFT = arrival + SLO,
     ESFT = CT + EL, EL = mean time of earlier requests of that batch size on the low-end, CT = when the request could
     start there (section IV-C). ESFT > EXFT, or ESFT <= EXFT and CIR > CIT: the high-end GPU if it is free, else the
-    low-end one; ESFT <= EXFT and CIR <= CIT: the low-end one. Whoever waits is asked again whenever something ends,
-    comes or changes, and at the time from which its ESFT exceeds its EXFT. Left open by the paper: EL of a batch size
-    without history is 0, so that it is tried on the low-end; without a ratio the last branch holds.
+    low-end one; ESFT <= EXFT and CIR <= CIT: the low-end one. Waiting requests are looked at again whenever a request
+    ends, comes or changes, and at the time from which its ESFT exceeds its EXFT. Left open by the paper: EL of a batch
+    size without history is 0, so that it is tried on the low-end; without a ratio the last branch holds.
     Setting `literal`: CT is the clock when the request comes, and the low-end is final, as the listing is printed.
     Setting `quantile`: EL is that quantile of the last RECENT times instead of the mean of all.
 `dybatch`: the high-end GPU whenever it is free, for the job with the least seconds on it so far; without batching.
@@ -257,7 +257,7 @@ class TieredRouter(ABC):
         self._queue.remove(ticket)
 
     def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None:
-        """A credit of this very slice, for a request that nobody else may serve."""
+        """A credit of this very slice, for a request that no other slice may serve."""
         for option in self._families[ticket.family].options:
             if option.target.slice == slice and option.is_free:
                 return self._take((option, f"{self.name}: bound to it"), ticket, now_s)

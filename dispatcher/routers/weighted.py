@@ -122,7 +122,8 @@ class Weighted:
         self._queue.remove(ticket)
 
     def on_pinned(self, ticket: Ticket, slice: SliceKey, now_s: float) -> Pick | None:
-        """A credit of this very slice, for a request that nobody else may serve; its shares are not charged for it."""
+        """A credit of this very slice, for a request that no other slice may serve; its shares are not charged for
+        it."""
         account = self._credits.free(slice)
         return None if account is None else self._credits.take(account)
 

@@ -30,8 +30,8 @@ Future = asyncio.Future[Pick]
 
 
 class AsyncFamilyQueue:
-    """Futures and timer around a `FamilyQueue`: tickets in, picks out. `on_idle` is told when a slice that gets no more
-    has finished: drains wait for it."""
+    """Futures and timer around a `FamilyQueue`: tickets in, picks out. `on_idle` is called when a slice that gets no
+    more has finished: drains wait for it."""
 
     def __init__(
         self, family: str, clock: Clock, no_slice_wait_s: float, on_idle: Callable[[], None] = lambda: None
@@ -86,7 +86,7 @@ class AsyncFamilyQueue:
         self._queue.set_reach(family, reach)
 
     def apply_route(self, route: Route, why: str, elsewhere: bool = False) -> None:
-        """Route a family by this from now on. Another router takes over whoever waits, in order of arrival.
+        """Route a family by this from now on. Another router takes over the waiting requests, in order of arrival.
         `elsewhere`: other workers have live slices, or slices are not probed yet, so that it is worth waiting."""
         effects = self._queue.table(route, why, self._clock.monotonic_s(), elsewhere)
         assert self._queue.router is not None
@@ -117,7 +117,7 @@ class AsyncFamilyQueue:
         return FamilySnapshot(planned, route, missing, self.in_flight, self.waiting_of(family)[0], reach, scores)
 
     def submit(self, ticket: Ticket) -> "Pick | Future":
-        """Submit a ticket: a pick at once, or a future of one; whoever is cancelled while awaiting it calls `abandon`.
+        """Submit a ticket: a pick at once, or a future of one; a caller that is cancelled meanwhile calls `abandon`.
 
         Raises:
             QueueFull: it would have to wait and there is no room.
@@ -157,7 +157,7 @@ class AsyncFamilyQueue:
         return self._queue.submit_idle(ticket, slice_, self._clock.monotonic_s())
 
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome) -> None:
-        """End a picked request; its credit goes to whoever waits."""
+        """End a picked request; its credit goes to a waiting one."""
         if ticket.family in self._moved_to:
             self._moved_to[ticket.family].done(ticket, pick, outcome)
             return
@@ -177,11 +177,11 @@ class AsyncFamilyQueue:
             self.done(ticket, future.result(), GIVEN_UP)  # picked and cancelled in the same turn of the loop
 
     def expire(self) -> None:
-        """Fail whoever waits for a family whose last slice went too long ago, or for an accuracy that does not come."""
+        """Fail requests that waited too long for a slice of their family, or for an accuracy."""
         self._apply_effects(self._queue.expire(self._clock.monotonic_s()))
 
     def redirect_waiting(self, sequences: bool, family: str = "") -> None:
-        """Whoever of a family ("" = of all) waits for any slice is to try other workers; those of sequences, too, or
+        """Redirect queued requests of this family ("" = all) to other workers; those of sequences, too, or
         they wait on: their requests have an order here."""
         self._apply_effects(self._queue.redirect_waiting(sequences, self._clock.monotonic_s(), family))
 

@@ -1,7 +1,7 @@
 """The routing table in force, with the queues and connections that follow from it: plan, nodes and members in.
 
-All methods are synchronous: when one returns, table, queues and connections agree. `changed` wakes whoever tells others
-about it.
+All methods are synchronous: when one returns, table, queues and connections agree. `changed` wakes the tasks that
+inform others about it.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class Routing:
                 self.variants[hosted.model, hosted.version] = hosted.variant
 
     def set_carbon_ratio(self, found: CarbonRatio | None, reading: CarbonReading | None) -> None:
-        """Set the carbon ratio that routers are told, and the reading that it was made of; None = nobody knows."""
+        """Set the carbon ratio for routers, and its reading; None = unknown."""
         self._carbon = found, reading
         self.refresh_carbon_ratio()
 
@@ -321,8 +321,8 @@ class Routing:
         return {slice_: endpoint for slice_, endpoint in table.endpoints.items() if slice_ in wanted}
 
     def redivide_credits(self) -> None:
-        """Divide the credits anew: who shares them has changed."""
-        LOG.info("credits are shared anew", workers=len(self.membership.sharers))
+        """Divide the credits again: who shares them has changed."""
+        LOG.info("credits are divided again", workers=len(self.membership.sharers))
         self.rebuild()
         self.changed.set()
 

@@ -1,7 +1,7 @@
 """The queue of a family with sequences: a START goes to the router, whatever follows to the slice of its sequence.
 
-It stands before the family's AsyncFamilyQueue with the same three calls, so that whoever serves a request need not know
-of it. Nothing here awaits.
+It stands before the family's AsyncFamilyQueue with the same three calls, so that code that serves a request need not
+know of it. Nothing here awaits.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class AsyncSequenceQueue:
         return self._queue.in_flight_on(slice_)
 
     def switch_queue(self, queue: AsyncFamilyQueue) -> None:
-        """Switch to another queue of the family, which has taken over whoever waited."""
+        """Switch to another queue of the family, which has taken over the waiting requests."""
         self._queue = queue
 
     @property
@@ -120,7 +120,7 @@ class AsyncSequenceQueue:
             self._sequences.placed(ticket, Pin(pick.slice, pick.variant, self._endpoint_of(pick.slice)))
 
     def _forward_result(self, ticket: Ticket, submitted: "Future", future: "Future") -> None:
-        """What the queue says goes on to whoever waits for `future`."""
+        """Pass the queue's answer on to the task that waits for `future`."""
         self._submitted[ticket.id] = submitted
         submitted.add_done_callback(lambda _: self._on_result(ticket, submitted, future))
 

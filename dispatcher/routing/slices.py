@@ -98,7 +98,7 @@ class SliceConnections:
         return connection
 
     def cut(self, slice_: SliceKey, why: str, *, gone: bool = False) -> None:
-        """Cut off all calls on a slice that will not answer them, and connect anew; `gone`: its host is silent too."""
+        """Cut off all calls on a slice that will not answer them, and connect again; `gone`: its host is silent too."""
         connection = self._connections.pop(slice_, None)
         if connection is None:
             return

@@ -126,7 +126,7 @@ class LoadCounters:
         return self._totals_by_family
 
     def class_name(self, slo_class: str) -> str:
-        """Name of a class as it is counted: at most classes_max of late are told apart, the rest is "other"."""
+        """Name of a class as it is counted: at most classes_max of late are counted separately, the rest as "other"."""
         if not slo_class:
             return slo_class
         if slo_class not in self._classes and len(self._classes) > self._classes_max:
@@ -324,7 +324,7 @@ class Accounting:
         self.open_streams = 0
 
     def set_receipt_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None, now_s: float) -> None:
-        """Price answers by these; those that were given before keep the price that they were told."""
+        """Price answers by these; earlier answers keep their price."""
         self.load.settle(self.receipts.rate)
         self.receipts.set_rates(rates, reading)
         self.receipts.check_age(now_s)

@@ -1,6 +1,6 @@
-"""The end of a dispatcher: first it says that it is leaving, then it goes on serving for a while, then it stops.
+"""The end of a dispatcher: first it says that it is leaving, then it continues serving for a while, then it stops.
 
-Whoever watches health (a load balancer, a client with health checks) has drain_s to go elsewhere; requests that come
+Load balancers and clients with health checks have drain_s to go elsewhere; requests that come
 all the same are answered. Then the ports close, and what is in flight has stop_grace_s to end. A second signal skips
 both.
 """
@@ -29,7 +29,7 @@ class GracefulShutdown:
 
     def hurry(self) -> None:
         """A second signal."""
-        LOG.info("no more patience: what is in flight is cut off")
+        LOG.info("the grace period is over: calls in flight are cancelled")
         self._hurry.set()
 
     async def stop_within(self, stop: Callable[[float], Awaitable[None]], grace_s: float) -> None:

@@ -198,7 +198,7 @@ class ExpositionComponent:
                 writer.write(head % (code, HTTPStatus(code).phrase.encode(), TYPE, len(body)) + body)
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked has gone, or was no HTTP client
+            pass  # the caller has gone, or was not an HTTP client
         finally:
             writer.close()
 

@@ -1,7 +1,7 @@
-"""Keeps this worker current and tells others about it: plan and nodes in, acknowledgements and load windows out.
+"""Exchange of state with Redis: plan and nodes in, acknowledgements and load windows out.
 
-Redis is never on a request's way. While it is away the last good table serves; the table is also on disk, so that a
-dispatcher that starts without Redis serves what it last knew, each slice once a probe has shown that it is there.
+No request waits for Redis. While Redis is unavailable the last good table serves. The table is also on disk: a
+dispatcher that starts without Redis serves by it, each slice after a successful probe.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Accepts connections for a worker: on its own socket, or on one that it shares with the other workers.
 
 Who comes while descriptors are short waits in the kernel's queue. A shared socket listens as long as any worker lives,
-so a worker that is killed loses nobody who has not been accepted yet.
+so a killed worker loses no connection that was not accepted yet.
 """
 
 import asyncio

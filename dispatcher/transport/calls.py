@@ -20,8 +20,8 @@ class ConnectionDied(grpc.aio.AioRpcError):  # type: ignore[misc]
 
 
 class Leaving(NamedTuple):
-    """What becomes of a call whose caller is cancelled before its end, or closes its stream: it goes on to its end, for
-    `grace_s` at most, then it is cancelled on its server. `ended(answered)` is called once, when it has ended."""
+    """What becomes of a call whose caller is cancelled before its end, or closes its stream: it continues to its end,
+    for `grace_s` at most, then it is cancelled on its server. `ended(answered)` is called once, when it has ended."""
 
     grace_s: float
     ended: Callable[[bool], None]

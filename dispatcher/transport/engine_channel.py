@@ -160,7 +160,7 @@ class EngineChannel:
         for wait in self._waits:
             wait.reschedule(0.0)
         if self._under_way:
-            await asyncio.wait(self._under_way, timeout=CUT_S)  # one that waits for its client ends when that goes on
+            await asyncio.wait(self._under_way, timeout=CUT_S)  # one that waits for its client ends when that continues
         await self._client.close()
 
     async def _until(self, awaited: Awaitable[T], ends_s: float | None) -> T:
@@ -297,15 +297,15 @@ def _asked(given: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Parameters for the engine: what SAMPLING names, and the prompt where that has no messages.
 
     Raises:
-        grpc.aio.AioRpcError: it is no JSON object, asks for several choices, or there is no prompt.
+        grpc.aio.AioRpcError: it is not a JSON object, asks for several choices, or there is no prompt.
     """
     text = _first(given, SAMPLING)
     try:
         found = json.loads(text) if text else {}
         if not isinstance(found, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
-        why = f'{SAMPLING} is no JSON object: {error}. Remedy: send e.g. {{"max_tokens": 50}}'
+        why = f'{SAMPLING} is not a JSON object: {error}. Remedy: send e.g. {{"max_tokens": 50}}'
         raise _error("INVALID_ARGUMENT", why) from error
     if found.get("n", 1) != 1:
         raise _error("INVALID_ARGUMENT", f"n = {found['n']!r}: an engine gives one choice. Remedy: send n = 1")

@@ -1,7 +1,7 @@
 """One HTTP/2 connection of either end in asyncio, on libnghttp2 (wheel ngh2). Nothing else imports ngh2.
 
-What is written in one turn of the event loop goes out as one. Data counts as received only once somebody has `taken`
-it: until then the peer's window stays closed by as much, so nobody can fill us with what nobody reads.
+What is written in one turn of the event loop goes out as one. Data counts as received only once a reader has `taken`
+it: until then the peer's window stays closed by as much, so no peer can fill our memory with unread data.
 
 ngh2 is young (0.3): what is used of it is held by tests/contract/test_ngh2.py. It forgets what came of a frame whose
 stream is reset before the frame's end, and the connection's window would stay that much closed: a reset waits for that
@@ -47,7 +47,7 @@ class ConnectionLimits:
 
 
 class Held:
-    """Bytes of messages that nobody has taken yet, either way, over all connections of a worker."""
+    """Bytes of unread messages, either way, over all connections of a worker."""
 
     def __init__(self, bytes_max: int = 1 << 62) -> None:
         self.bytes_max = bytes_max
@@ -295,7 +295,7 @@ class H2Connection(asyncio.BufferedProtocol):
             try:
                 self._h2.ping(_PING)
             except ngh2.ConnectionStateError:
-                return  # it is ending: nobody answers
+                return  # it is ending and does not answer
             self.schedule()
 
     def on_pong(self, event: Any) -> None:

@@ -264,7 +264,7 @@ class ServerCall:
 
     @property
     def unfinished_message(self) -> bool:
-        """Whether its client has begun a message, or owes one, that is not whole yet, and is kept from it by nobody."""
+        """Whether its client has begun a message, or owes one, that is not whole yet, and may send it."""
         if self.ended or self.refusal is not None:
             return False
         if not self._handler.request_streaming:
@@ -286,7 +286,7 @@ class ServerCall:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of what is held, and of what nobody will read: else its connection's window stays that much closed."""
+        """Let go of what is held, and of what will not be read: else its connection's window stays that much closed."""
         self._connection.held.bytes -= self.held_bytes
         self.held_bytes = 0
         if self._unread_bytes:

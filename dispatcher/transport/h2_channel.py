@@ -1,7 +1,7 @@
-"""gRPC client on HTTP/2: one connection to one server, made anew when it breaks, with the states of gRPC's channels.
+"""gRPC client on HTTP/2: one connection to one server, renewed when it breaks, with the states of gRPC's channels.
 
-Errors are `grpc.aio.AioRpcError` with codes and texts as gRPC has them. `NotTaken` and `ConnectionDied` are what this
-end saw of the connection; all others are answers of the server.
+Errors are `grpc.aio.AioRpcError` with gRPC's codes and texts. `NotTaken` and `ConnectionDied` are this end's findings;
+all other errors are answers of the server.
 """
 
 import asyncio
@@ -216,10 +216,10 @@ class _ClientConnection(h2.H2Connection):
     def on_lost(self, why: str) -> None:
         """Everything under way has failed."""
         self.leave()
-        self.on_pong(None)  # nobody need wait for it
+        self.on_pong(None)  # no caller need wait for it
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(why))
-            self.ready.exception()  # whoever asks gets it; nobody need ask
+            self.ready.exception()  # raised at the next call; no call need come
         calls, self.calls = self.calls, {}
         for call in calls.values():
             call.finish(_error("UNAVAILABLE", why, kind=ConnectionDied))

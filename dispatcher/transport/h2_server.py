@@ -108,7 +108,7 @@ class ServerConnection(h2.H2Connection):
             held.bytes += len(data)
             self.acknowledge(stream_id, len(data))
             return
-        if call is None:  # it has ended, and its client goes on
+        if call is None:  # it has ended, and its client continues
             self.taken(stream_id, len(data))
             if not event.end_stream:
                 self._stop_client(stream_id)
@@ -244,7 +244,7 @@ class ServerConnection(h2.H2Connection):
             self.reset(stream_id, h2.NO_ERROR)
 
     def refuse_early(self, call: ServerCall, error: FramingError) -> None:
-        """Refuse what a client is still sending; a handler that reads it is told by cancelling it."""
+        """Refuse what a client is still sending; a handler that reads it is cancelled."""
         task = call.task
         self.refuse(call, error.code, error.details)
         call.left = True

@@ -1,7 +1,7 @@
 """Channel to a Triton that already runs, where a family's model has another name: requests bear that name, answers that
 of the family, and the version that stands for the variant.
 
-Protobuf: of a field that stands twice the last one counts, so names are appended; only streams are parsed, whose empty
+Protobuf: of a field that occurs twice the last one counts, so names are appended; only streams are parsed, whose empty
 final response bears no name.
 """
 
@@ -55,7 +55,7 @@ class RenamedChannel:
 
 
 def _is_named(data: bytes) -> bool:
-    """Whether a ModelStreamInferResponse is a model's own; what is no message is judged by whoever reads it."""
+    """Whether a ModelStreamInferResponse is a model's own; bytes that are not a message are left to the reader."""
     try:
         return bool(pb.ModelStreamInferResponse.FromString(data).infer_response.model_version)
     except DecodeError:

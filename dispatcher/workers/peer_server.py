@@ -165,7 +165,7 @@ def socket_of(state_dir: Path, me: WorkerId) -> Path:
     """Path of a worker's own socket: under the state directory where it is short enough, else under the temporary one.
 
     Raises:
-        StartError: somebody else owns the folder, or it cannot be made.
+        StartError: another process owns the folder, or it cannot be made.
     """
     inside = (state_dir / "peers").resolve()
     name = f"{me[0].removeprefix('dispatcher-')}-{me[1]}.sock"
@@ -182,12 +182,12 @@ def socket_of(state_dir: Path, me: WorkerId) -> Path:
 
 
 def _remove_dead_socket(path: Path) -> None:
-    """Remove a socket that a killed worker has left: nobody takes connections there any more."""
+    """Remove a socket that a killed worker has left: no process accepts connections there any more."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-        except OSError:  # gone meanwhile, or too busy to answer at once: somebody is there
+        except OSError:  # gone meanwhile, or too busy to answer at once: a process is there
             pass

@@ -3,7 +3,7 @@
 Each worker is a whole dispatcher of its own (`python -m dispatcher` again, with its number). Clients' ports are bound
 here, once, and inherited: a connection that waits to be accepted when a worker is killed is accepted by another. On
 other ports all listen (SO_REUSEPORT) and the kernel deals connections out. A worker that ends is started again at once,
-under a number that was never used; one that keeps ending is started ever more slowly, for ever. Only where none has
+under a number that was never used; one that keeps ending is started ever more slowly, forever. Only where none has
 ever lived is that given up. SIGTERM and SIGINT are passed on: all drain, and a second signal ends them fast. If this
 process is killed, the kernel tells the workers, which drain and end.
 """
@@ -58,10 +58,10 @@ class Supervisor:
         self._inherited: dict[str, socket.socket] = {}  # by the setting that names their descriptor
 
     async def run(self) -> int:
-        """Supervise until told to stop, or until a worker refuses its settings; returns the exit code.
+        """Supervise until stopped, or until a worker refuses its settings; returns the exit code.
 
         Raises:
-            PortInUse, StartError: somebody else listens on one of the ports.
+            PortInUse, StartError: another process listens on one of the ports.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,8 +84,8 @@ class Supervisor:
         return self._code
 
     def _hold_ports(self) -> dict[str, str]:
-        """Take the ports for our workers, so that nobody else gets them while one is being started again. Sockets that
-        do not listen get no connections."""
+        """Take the ports for our workers, so that no other process gets them while one is being started again. Sockets
+        that do not listen get no connections."""
         addresses: dict[str, str] = {}
         for name in ADDRESSES:
             address = getattr(self._settings, name, "")
@@ -142,7 +142,7 @@ class Supervisor:
         sockets = {name: each.fileno() for name, each in self._inherited.items()}
         values = {"worker": worker, "dispatcher": self.dispatcher, "supervisor_pid": os.getpid()} | addresses | sockets
         assignments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-        # A session of its own: a terminal's Ctrl-C comes to us alone, and from us to the workers, once.
+        # A separate session: a terminal's Ctrl-C comes to us alone, and from us to the workers, once.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "dispatcher", *self._argv, *assignments,
             start_new_session=True, pass_fds=tuple(sockets.values()),
@@ -157,10 +157,10 @@ class Supervisor:
             del self._workers[place]
 
     def _request_stop(self) -> None:
-        """Every time we are told: the first lets workers drain, the second ends them at once."""
+        """On each signal: the first lets workers drain, the second ends them at once."""
         self._stopping.set()
         for shared in self._inherited.values():
-            shared.close()  # else the kernel would take connections that nobody accepts
+            shared.close()  # else the kernel would take connections that no process accepts
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -187,4 +187,4 @@ def end_with_supervisor(pid: int) -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != pid:
-        raise Unavailable(f"the supervisor {pid} is gone", remedy="start the dispatcher anew")
+        raise Unavailable(f"the supervisor {pid} is gone", remedy="start the dispatcher again")

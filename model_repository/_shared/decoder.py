@@ -31,7 +31,7 @@ from decoding import Decoder, Refused
 from model import DecodeSeconds, PaceError, TokenPace, providers, refuse_wrong_numpy
 
 WAITING_MAX = 256
-JOINING_MAX = 2  # an iteration: a prompt is dearer than a token, and the other streams wait for it
+JOINING_MAX = 2  # an iteration: a prompt is more expensive than a token, and the other streams wait for it
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 WARM_UP = b"def main():"
 
@@ -132,7 +132,7 @@ class TritonPythonModel:
         return texts[0], int(numbers[0])
 
     def _decode(self):
-        """Iterate until closed. What is no error of the graph is a bug: a dead stub is seen and healed by the agent, a
+        """Iterate until closed. Any error but one of the graph is a bug: the agent notices and restarts a dead stub, a
         thread that is gone would let every request hang."""
         try:
             while self._gather():

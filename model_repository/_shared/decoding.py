@@ -38,7 +38,7 @@ class Decoder:
     """The graph, and the caches of up to `rows` streams."""
 
     def __init__(self, path, rows, options=None, providers=("CPUExecutionProvider",)):
-        """Load the graph. Raises ValueError when its metadata are no generative family's."""
+        """Load the graph. Raises ValueError when its metadata are not those of a generative family."""
         if options is None:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = 1
@@ -46,7 +46,7 @@ class Decoder:
         told = self.session.get_modelmeta().custom_metadata_map
         missing = {"vocabulary", "border", "context", "prompt_max"} - set(told)
         if missing:
-            raise ValueError(f"{Path(path)} is no generative model: its metadata lack {', '.join(sorted(missing))}")
+            raise ValueError(f"{Path(path)} is not a generative model: its metadata lack {', '.join(sorted(missing))}")
         self.pieces = [bytes.fromhex(piece) for piece in json.loads(told["vocabulary"])]
         self.border = int(told["border"])
         self.context, self.prompt_max = int(told["context"]), int(told["prompt_max"])
@@ -84,7 +84,7 @@ class Decoder:
         try:
             prompt.decode()
         except UnicodeDecodeError as error:
-            raise Refused(f"PROMPT is no UTF-8 text: byte {error.start} is {prompt[error.start]:#04x}") from error
+            raise Refused(f"PROMPT is not UTF-8 text: byte {error.start} is {prompt[error.start]:#04x}") from error
         if not prompt.strip():
             raise Refused("PROMPT is empty. Remedy: send the text to go on from, such as 'def parse(text):'")
         if len(prompt) > self.prompt_max * max(map(len, self.pieces)):

@@ -1,7 +1,7 @@
 """The one Triton python-backend model: runs the ONNX file of its version, and on a simulated slice keeps its pace.
 
 A slice's repository links this file into every version folder, beside that version's model.onnx. It runs inside the
-python stub of Triton, in an environment of its own (numpy < 2, onnxruntime), so it imports nothing of Trefoil.
+python stub of Triton, in a separate environment (numpy < 2, onnxruntime), so it imports nothing of Trefoil.
 
 On real hardware the environment has no TREFOIL_PACE_FILE and nothing here pads. On a simulated slice the node process
 maps a pace file per slice: the driver writes service times, this model really infers, sleeps what is left of a service
@@ -62,7 +62,7 @@ SLOT = np.dtype(
 SEQLOCK_TRIES = 1000  # a writer needs microseconds; 1,000 tries of 100 us are 0.1 s
 NS_PER_MS = 1e6
 STEP_NS = 2_000_000  # after which a batch looks who runs beside it
-STALE_NS = 2_000_000_000  # a neighbour that has not moved for so long is dead, or its graph is no paced one's
+STALE_NS = 2_000_000_000  # a neighbour that has not moved for so long is dead, or its graph is not a paced one's
 DECODE_SECONDS = "trefoil_decode_seconds_total"
 PROBE_SHAPE = "trefoil_shape."  # parameter: the shape of one item of an input in a first request
 
@@ -81,7 +81,7 @@ class Pace:
             with open(path, "r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
                 if self._map[:8] != PACE_MAGIC:
-                    raise PaceError(f"TREFOIL_PACE_FILE={path} is no pace file: it begins with {self._map[:8]!r}")
+                    raise PaceError(f"TREFOIL_PACE_FILE={path} is not a pace file: it begins with {self._map[:8]!r}")
                 fcntl.flock(file, fcntl.LOCK_EX)  # no two take the same one
                 try:
                     self._slot = self._take_slot(zlib.crc32(instance.encode()))

@@ -61,7 +61,7 @@ class ClockKeeper:
             self._log.warning("a predecessor left clocks or power limits set", left=left)
 
     async def run(self) -> None:
-        """Keep every device as it ought to be, until cancelled."""
+        """Keep every device as wanted, until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._latencies is not None:
                 group.create_task(self._latencies.run(), name="latencies")
@@ -144,7 +144,7 @@ class ClockKeeper:
         for planned in plan.devices:
             ability = self.ability(planned.device)
             if ability is not None and self._node.devices[planned.device].state == DeviceState.LOST:
-                continue  # nothing is set on it, and nobody may know yet what it can do
+                continue  # nothing is set on it, and its abilities may be unknown yet
             refuse_levers(planned, ability or NO_LEVERS)
 
     def refuse_governors(self, plan: NodePlan) -> None:
@@ -219,11 +219,11 @@ class ClockKeeper:
         return answer
 
     def release_clocks(self, device: str, holder: str, epoch: int) -> None:
-        """End a lease early; one that has ended already is no error.
+        """End a lease early; one that has ended already is not an error.
 
         Raises:
             NotFound: no such device.
-            Fenced: somebody else holds it, or the epoch is old.
+            Fenced: another holder has it, or the epoch is old.
         """
         clocks, now_s = self._find(device), self._node.clock.monotonic_s()
         check_lease_epoch(device, holder, epoch, clocks.lease, self._node.journal.state.highest_epoch, now_s)

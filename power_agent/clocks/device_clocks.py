@@ -294,7 +294,7 @@ class DeviceClocks:
             self._begin_override(action.lever, value.min_mhz, value.max_mhz)
         elif isinstance(value, PowerLimit):
             if self._found_w is None:
-                raise DeviceError("it does not tell its power limit now, so that none could be put back")
+                raise DeviceError("its power limit cannot be read now, so it could not be restored")
             self._begin_override(action.lever, self._found_w, value.watts)
         self._levers[action.lever] = replace(self._levers[action.lever], certain=False)
         if isinstance(value, ClockRange):
@@ -315,7 +315,7 @@ class DeviceClocks:
         override = self._node.journal.state.overrides.get((name, Lever.POWER_LIMIT))
         in_force_w = await self._call(name, lambda: driver.power_limit_set_w(name))
         if override is None or (override.load != self._current_load and not same_limit(in_force_w, override.high)):
-            self._found_w = in_force_w  # the driver was loaded again: whatever it has is somebody else's
+            self._found_w = in_force_w  # the driver was loaded again: its locks are not ours
             return False
         self._found_w = override.low
         return True

@@ -1,6 +1,6 @@
 """Driver calls off the event loop: one worker thread per device, in order, with a time limit.
 
-All calls to a device are made by its worker, one after the other: NVML is no place for two changes of one GPU at a
+All calls to a device are made by its worker, one after the other: NVML is not a place for two changes of one GPU at a
 time, and a call that hangs in one GPU's driver must not stop another's. A call that has not returned after
 `call_timeout_s` counts as the device being lost; nothing more is asked of it until that call has come back.
 """
@@ -47,7 +47,7 @@ class DriverWorker:
             result, error = None, None
             try:
                 result = call()
-            except BaseException as raised:  # noqa: BLE001  # handed to whoever waits, bugs too
+            except BaseException as raised:  # noqa: BLE001  # handed to the waiting caller, bugs too
                 error = raised
             loop = future.get_loop()
             if not loop.is_closed():
@@ -56,7 +56,7 @@ class DriverWorker:
 
 def _resolve(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
     if future.done():
-        return  # nobody waits any more
+        return  # no caller waits any more
     if error is None:
         future.set_result(result)
     else:

@@ -2,7 +2,7 @@
 
 The journal's lock keeps two agents off one state directory; this one keeps them off one driver, whatever directories
 they were given. It is on two files, and gone with its process:
-- what stands for the driver (`driver_load_id`). Namespaces of the network have inodes of their own for it, so that it
+- what stands for the driver (`driver_load_id`). Namespaces of the network have separate inodes for it, so that it
   shuts out only agents that share the host's;
 - the NVML library that this process has loaded. NVIDIA's container toolkit mounts the host's file into each container,
   so that it is one file for all of them.

@@ -1,7 +1,7 @@
 """How busy each slice was, by sensors: GPM (NVML's own counters, Hopper and newer) here, DCGM in `dcgm`.
 
 Both are keyed by GPU-instance ids, which drivers reuse at once: so a value belongs to a slice and its generation, and
-a slice that was created anew starts without one.
+a slice that was created again starts without one.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class GpuInstanceIds:
         return found
 
     def invalidate(self, device: str) -> None:
-        """Invalidate what is known of a device, so that it is listed anew next time."""
+        """Invalidate what is known of a device, so that it is listed again next time."""
         self._known.pop(device, None)
 
 

@@ -1,4 +1,4 @@
-"""Look at one GPU from a process of its own, which has it open only as long as that takes.
+"""Look at one GPU from a separate process, which has it open only as long as that takes.
 
     seen = await GpuLooker()("node0/gpu1", "GPU-...", "00000000:07:00.0", node_socket=None)
     python -m power_agent.devices.gpu_look node0/gpu1 GPU-... 00000000:07:00.0 [node.sock]

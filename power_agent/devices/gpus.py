@@ -1,15 +1,15 @@
 """GPUs of a node behind pynvml: open, list, name; read energy, power and clocks; lock clocks, set power limits.
 
-A GPU is known by its UUID; `<node>/gpu<i>` is the name it had when it was first seen, and it is never another's,
-because a driver that is loaded again without a broken GPU counts the others anew. All slices of a GPU share its
-readings and settings. A reading that a device lacks is None (or empty), never an error: a P4 has no energy counter, a
-vGPU guest no clocks. The setters raise; what they set outlives this process and, for clocks, has no getter: whoever
-sets must hold a lease and a journal entry. `inventory` adds the MIG slices.
+A GPU is identified by its UUID. Its name `<node>/gpu<i>` is from its first sight and is never given to another GPU: a
+driver that is loaded again without a broken GPU renumbers the others. All slices of a GPU share its readings and
+settings. A reading that a device lacks is None (or empty), never an error: a P4 has no energy counter, a vGPU guest no
+clocks. Setters raise. Settings outlive this process, and clocks have no getter: a caller of a setter must hold a lease
+and a journal entry. `inventory` adds the MIG slices.
 
-A GPU that somebody has open cannot be reset, and NVML lets go of GPUs only all at once: `let_go` ends the session and
-begins another, in which the others are attached again as they are used. NVML attaches a GPU with its first handle; only
-by PCI address (or index) is it that one alone, by UUID others may be attached on the way [NVML API, "Device Queries"].
-Not seen on hardware."""
+A GPU that a process has open cannot be reset, and NVML releases only all GPUs at once. `let_go` ends the session and
+begins another, in which the other GPUs are attached at their next use. NVML attaches a GPU with its first handle: by
+PCI address (or index) that GPU alone, by UUID possibly others too [NVML API, "Device Queries"]. Not seen on
+hardware."""
 
 import contextlib
 import ctypes
@@ -40,7 +40,7 @@ from power_agent.devices.session import Session
 
 T = TypeVar("T")
 D = TypeVar("D")
-ACTIVE_MAX: Final = 2.0  # of a busy share: a little above 1 is measured, far above is no value
+ACTIVE_MAX: Final = 2.0  # of a busy share: a little above 1 is measured, far above is not a value
 MEBIBYTE: Final = 2**20
 QUIET_MAX_S: Final = 3.0  # how long calls in flight may keep the session from being ended
 DRIVER_MODULE: Final = Path("/sys/module/nvidia")
@@ -266,7 +266,7 @@ class Gpus:
         return VIRTUALIZATION.get(mode, f"mode {mode}")
 
     def persistence_mode(self, device: str) -> bool | None:
-        """Whether the driver stays loaded while nobody uses the GPU; None where it does not tell (Windows)."""
+        """Whether the driver stays loaded while no process uses the GPU; None where it does not tell (Windows)."""
         mode = self._optional(device, "read its persistence mode", pynvml.nvmlDeviceGetPersistenceMode, None)
         return None if mode is None else bool(mode)
 
@@ -297,7 +297,7 @@ class Gpus:
         return self._milli(device, "read the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
 
     def power_limit_set_w(self, device: str) -> float | None:
-        """Power limit that somebody has set, or the default: what the board enforces for now may be lower."""
+        """Power limit that was set, or the default: what the board enforces for now may be lower."""
         return self._milli(device, "read the set power limit", pynvml.nvmlDeviceGetPowerManagementLimit)
 
     def power_limits(self, device: str) -> PowerLimits | None:
@@ -383,7 +383,7 @@ class Gpus:
             pynvml.nvmlDeviceRegisterEvents(self._handle(device), types, events)
 
     def recovery_action(self, device: str) -> str | None:
-        """Recovery action that the GPU needs before it can be used again; empty: none. None before R565: not told."""
+        """Recovery action that the GPU needs before it can be used again; empty: none. None before R565: unknown."""
         action = self._field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         return None if action is None else RECOVERY_ACTIONS.get(int(action), "")
 

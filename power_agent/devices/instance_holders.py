@@ -2,7 +2,7 @@
 
 NVML lists compute processes only. A monitor (DCGM's host engine above all) holds an instance by a handle instead, which
 shows as an open /dev/nvidia-caps/nvidia-cap<N>: each instance has such a device, and so has the right to watch all of
-them. Which N is whose stands in the driver's procfs. Where nothing shows, only restarting the monitor helps:
+them. Which N is whose is in the driver's procfs. Where nothing shows, only restarting the monitor helps:
 github.com/NVIDIA/DCGM issues 95 and 276.
 
 A GPU is not reset while any process has its /dev/nvidia<N> open ("In use by another client"), nvidia-persistenced
@@ -87,7 +87,7 @@ def gpu_openers(proc: Path, minor: int) -> tuple[tuple[int, str], ...]:
 
 
 def reset_remedy(uuid: str, holders: Collection[tuple[int, str]], own_pid: int) -> str:
-    """What a person does to reset a GPU that these processes (pid, name) have open; ours is no exception."""
+    """What a person does to reset a GPU that these processes (pid, name) have open; ours is not an exception."""
     kept = any(name.startswith(PERSISTENCED[:COMMAND_LENGTH]) for _, name in holders)
     others = [
         _process_text(pid, name)

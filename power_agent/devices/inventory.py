@@ -1,9 +1,9 @@
 """MIG slices of a node's GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
 
-Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read anew at each listing and
-never kept, because drivers reuse the one and change the other; a kept handle is asked what it stands for before it is
-used. NVML keeps no generation: the agent counts re-creations in its journal. Nothing here retries: the caller knows how
-long it may wait (errors say who holds what). `gpus` opens and names the devices, reads and sets them."""
+Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read again at each listing
+and never kept, because drivers reuse the one and change the other; a kept handle is asked what it stands for before it
+is used. NVML keeps no generation: the agent counts re-creations in its journal. Nothing here retries: the caller knows
+how long it may wait (errors say who holds what). `gpus` opens and names the devices, reads and sets them."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ from trefoil.core.fleet import DeviceType, SliceKey
 FULL_WIDTH_CI_CONSTANT: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 # A long-lived NVML session may list instances that another process has destroyed (github.com/NVIDIA/libcudacxx 224).
 STALE_HANDLE_ERRORS: Final = (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument)
-REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance has a constant of its own, also 7
+REV1_GI_CONSTANT: Final = 7  # 1g with the media engines: its compute instance has a separate constant, also 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Profile:
 class Inventory(Gpus):
     """GPUs and MIG slices of one node. Every method raises a DeviceError subclass when the driver refuses.
 
-    `proc`: where to look for whoever holds an instance that NVML calls in use; None on a simulated node, of which
+    `proc`: where to look for processes that hold an instance that NVML calls in use; None on a simulated node, of which
     `holders` tells who has the GPU of an index open, as (pid, name).
     """
 
@@ -212,7 +212,7 @@ class Inventory(Gpus):
         """Destroy a GPU instance, and prove by a listing that it is gone; idempotent.
 
         Raises:
-            DeviceBusy: something holds it; `holders` names the pids as far as they can be told.
+            DeviceBusy: something holds it; `holders` names the pids as far as known.
             DeviceError: the driver reported success but the instance is still listed.
         """
         known = self._instance_handle(key)
@@ -327,7 +327,7 @@ class Inventory(Gpus):
         return self._compute_profiles[kept]
 
     def _instance_handle(self, key: SliceKey) -> tuple[Any, int] | None:
-        """The instance in that very place. A handle that we hold may by now stand for somebody else's instance."""
+        """The instance in that very place. A handle that we hold may by now name another process's instance."""
         kept = self._instance_handles.get(key)
         if kept is None:
             return self._find_instance(key)
@@ -351,7 +351,7 @@ class Inventory(Gpus):
         return None
 
     def _holders(self, key: SliceKey) -> Holders:
-        """Whoever is in the way, as far as it can be told; asked only when the driver has said IN_USE."""
+        """Processes that hold it, as far as known; looked up only when the driver has said IN_USE."""
         for observed in self.gpu_instances(key.device):
             if observed.key == key:
                 pids = self.pids(observed.mig_uuid) if observed.mig_uuid else ()

@@ -1,7 +1,7 @@
 """Client of a simulated node's socket: driver calls, the pace summary, and (for tests) the hidden truth.
 
 Length-prefixed JSON over a Unix stream. Every method is synchronous and safe to call from several threads: each call
-borrows a connection of its own, so a slow `process_stop` never blocks an NVML read. A connection that the node has
+borrows a separate connection, so a slow `process_stop` never blocks an NVML read. A connection that the node has
 closed meanwhile is noticed before use; a call that was sent is never sent again: the node may have carried it out.
 """
 
@@ -62,7 +62,7 @@ class NodeClient:
         return split
 
     def holders(self, index: int) -> tuple[tuple[int, str], ...]:
-        """Processes that have a GPU open, as (pid, name); without those that nobody can see."""
+        """Processes that have a GPU open, as (pid, name); without invisible ones."""
         return tuple((int(pid), str(name)) for pid, name in self.call("holders", index=index))
 
     def admin(self, verb: str, **args: Any) -> Any:
@@ -86,7 +86,7 @@ class NodeClient:
         """Send one request and return its answer.
 
         Raises:
-            NodeUnreachable: nobody listens, the node went away mid-call, or it did not answer in time.
+            NodeUnreachable: no process listens, the node went away mid-call, or it did not answer in time.
             NodeRefused: the node answered that it cannot do this; the text says why and what to do.
         """
         body = json.dumps({"op": op, **args}, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
 """NVML session of a process: many threads call within it, one may end it and begin another.
 
 NVML has one session per process, and GPUs are let go of only by ending it. A call that runs while it ends would read
-freed memory. So whoever calls is counted, and whoever changes the session waits until nobody calls, while new callers
+freed memory. So calls are counted, and a change of the session waits until there is none, while new callers
 wait for the change.
 """
 
@@ -22,7 +22,7 @@ class Session:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits to change it: who stays in it for long has to leave now."""
+        """Whether a change waits: long users have to leave now."""
         return self._changing
 
     @contextmanager
@@ -43,7 +43,7 @@ class Session:
         """Change the session, alone.
 
         Raises:
-            DeviceBusy: somebody's call has not returned `within_s`.
+            DeviceBusy: a call has not returned `within_s`.
         """
         with self._condition:
             self._condition.wait_for(lambda: not self._changing)
@@ -53,7 +53,7 @@ class Session:
             if not alone:
                 raise DeviceBusy(
                     f"NVML cannot be closed: {self._users} calls have not returned for {within_s:g} s",
-                    remedy="see the kernel's log for a GPU that hangs; restart this agent, what runs serves on",
+                    remedy="see the kernel's log for a GPU that hangs; restart this agent, running slices continue",
                 )
             yield
         finally:

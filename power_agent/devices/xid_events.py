@@ -80,7 +80,7 @@ class EventWatch:
         self._on_event = on_event
         self._wait_ms = wait_ms
         self._stopping = False
-        self._wake = threading.Event()  # set: look at `_stopping` and `_devices` anew
+        self._wake = threading.Event()  # set: look at `_stopping` and `_devices` again
         self._devices: tuple[str, ...] = ()
         self._thread: threading.Thread | None = None
         self.watching: tuple[str, ...] = ()

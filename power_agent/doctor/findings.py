@@ -1,4 +1,4 @@
-"""Findings of the doctor: one line each, with the command that mends what does not work."""
+"""Findings of the doctor: one line each, with the command that fixes what does not work."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,7 +37,7 @@ def broken(subject: str, seen: str, remedy: str) -> Finding:
 
 
 def unknown(subject: str, seen: str, remedy: str = "") -> Finding:
-    """Finding of something that cannot be told from here."""
+    """Finding that cannot be determined from here."""
     return Finding(subject, Verdict.UNKNOWN, seen, remedy)
 
 

@@ -153,7 +153,7 @@ def check_ports(settings: PowerAgentSettings, gpus: int) -> list[Finding]:
         if taken and not running:
             port = split_address(taken[0])[1]
             who = f"ss -ltnp 'sport = :{port}'; end what listens, or set another"
-            found.append(broken(subject, f"somebody listens on {', '.join(taken)}", who))
+            found.append(broken(subject, f"a process listens on {', '.join(taken)}", who))
         else:
             found.append(works(subject, f"{', '.join(taken)}: the agent's" if taken else "free"))
     return found

@@ -69,7 +69,7 @@ def check_rivals(node: str, read_node: Callable[[], Mapping[str, Any]] | None, r
 
     Args:
         node: its name in the cluster.
-        read_node: reads the node from the API server; raises TrefoilError. None: this is no pod that may.
+        read_node: reads the node from the API server; raises TrefoilError. None: this is not a pod that may.
         root: where /proc and the kubelet's folder are.
     """
     if read_node is None and not (root / KUBELET).is_dir() and IN_A_POD not in os.environ:

@@ -16,7 +16,7 @@ What a successor makes of what it finds:
   its compute instance; the next reconciler of the plan completes or destroys it. One that is not there is forgotten.
 - unfinished destroy_ci, destroy_gi, stop, drain: what still exists is adopted as it is, and the plan decides again.
 - unfinished start, load, warm_up: a process that lives is adopted and asked what it serves; one that is dead is
-  started anew if it is still planned.
+  started again if it is still planned.
 - a process of an entry whose slice is gone is ended; what has no entry is adopted where it proves whose it is
   (`slices/core/proof.py`), and is otherwise left as it is.
 - overrides are put back before anything else, cordons hold.

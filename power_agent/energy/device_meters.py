@@ -176,7 +176,7 @@ class DeviceMeters:
         )
 
     def _busy_s(self, cores: int) -> float | None:
-        """What anybody used of the CPUs since the last call, in seconds of all cores."""
+        """CPU time of all processes since the last call, in seconds of all cores."""
         try:
             words = self._proc_stat.read_text().split(maxsplit=COUNTED_COLUMNS + 1)[1 : COUNTED_COLUMNS + 1]
         except OSError:

@@ -7,8 +7,8 @@ is not is still in the counter. A torn last line never counted. Two files of hal
 While the disk refuses, readings wait here and are not published; when more wait than a file holds, each two neighbours
 become one of twice the time: coarser, and no joule less.
 
-Whoever watches the stream has a position in it and no queue. One that is slower than the ring loses the oldest samples,
-and sees by `seq` that it did; nobody else notices.
+A watcher of the stream has a position in it and no queue. One that is slower than the ring loses the oldest samples,
+and sees by `seq` that it did; no other part notices.
 """
 
 import itertools
@@ -129,7 +129,7 @@ def _read(path: Path, metrics: Metrics | None) -> list[_Reading]:
     try:
         found, _ = read_lines(path, _reading, metrics)
     except OSError as error:
-        structlog.get_logger().error("energy log unreadable: metering begins anew", path=str(path), why=str(error))
+        structlog.get_logger().error("energy log unreadable: metering starts again", path=str(path), why=str(error))
         return []
     return found
 

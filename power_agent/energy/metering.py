@@ -1,7 +1,7 @@
 """Metering loop: reads all counters once per period and meters each device. The shell of `core/meter.py`.
 
 Triton's counters first, then the device's counter, as close together as possible; then one line in the energy log; then
-the samples go to whoever publishes or watches them. Each device has a thread of its own.
+the samples go to the publisher and to watchers. Each device has a separate thread.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Metering:
         self._watched: set[str] = set()  # read before by this process
         self._readings = 0
         self._used_cpu_s = used_cpu_s
-        self._cpu_s: dict[tuple[SliceKey, int], float] = {}  # as last told, by slice and generation
+        self._cpu_s: dict[tuple[SliceKey, int], float] = {}  # as last reported, by slice and generation
         self._log = structlog.get_logger()
 
     def open(self) -> None:
@@ -65,7 +65,7 @@ class Metering:
         now = clock.now_s(), clock.monotonic_s()
         self._states = {name: state for name, state in found.items() if is_possible(state, name, self._origin, *now)}
         if wrong := sorted(found.keys() - self._states.keys()):
-            self._log.warning("states of meters in the energy log cannot be: as if it were lost", devices=wrong)
+            self._log.warning("meter states in the energy log are invalid: treated as lost", devices=wrong)
 
     def catch_up(self, published: Mapping[str, EnergySample]) -> None:
         """Go on from the last samples that were published, where the energy log was lost or is older than they are."""
@@ -212,7 +212,7 @@ class Metering:
             state=device.state,
             clock_mhz=measured.clock_mhz,
             serving_s=served_s if device.device in self._watched else None,
-            # Others use a host's CPUs all the time: as long as nobody says how much, slices get what they can draw.
+            # Others use a host's CPUs all the time: while that use is unknown, slices get what they can draw.
             foreign=bool(device.foreign) or (kind.kind == DeviceKind.CPU and measured.busy_s is None),
             slices=(*ended, *(_with_activity(part, measured) for part in own)),
             method=measured.method,

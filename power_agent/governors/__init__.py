@@ -20,7 +20,7 @@ NONE_NAMED: Final = "fixed"
 
 
 def reads_latency(name: str) -> bool:
-    """Whether a governor goes by the latency of its stages, so that somebody has to count it."""
+    """Whether a governor reads the latency of its stages, so that it must be counted."""
     return find(Kind.GOVERNOR, name or NONE_NAMED, GOVERNORS).traits.latency
 
 

@@ -106,7 +106,7 @@ class Miad:
         lower_mhz = max(low_mhz, min(view.supported_mhz[lower], before_mhz))
         wishes = [(self._wish(stage, highest_mhz, lower_mhz), stage) for stage in view.stages if stage.samples]
         wish, stage = _joint(wishes, literal=self._settings.literal)
-        said = f"{stage.family} at {self._latency_ms(stage):.1f} of {stage.slo_ms:g} ms" if stage else "nobody is asked"
+        said = f"{stage.family} at {self._latency_ms(stage):.1f} of {stage.slo_ms:g} ms" if stage else "no requests"
         self._scale_out = wish == _Wish.UP and self._was_up and before_mhz == high_mhz
         self._was_up = wish == _Wish.UP
         if wish == _Wish.UP:

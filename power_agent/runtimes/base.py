@@ -20,7 +20,7 @@ class RunningTriton:
     id: str  # process or container id, for people and logs
     incarnation: str  # differs between two starts: their counters have nothing in common
     alive: bool
-    exit_code: int | None  # negative: the signal that ended it; None while alive or when nobody knows
+    exit_code: int | None  # negative: the signal that ended it; None while alive or unknown
     started_at_s: float
     # what it was started as, by which an agent without a journal proves whose it is; empty: the runtime does not know
     owner: str = ""  # "<cluster>/<node>" of the agent that started it
@@ -44,7 +44,7 @@ class Runtime(Protocol):
         """
 
     def list(self) -> Sequence[RunningTriton]:
-        """List every Triton that this agent's node runs or ran, whoever of its predecessors started it."""
+        """List every Triton that this agent's node runs or ran, whichever agent started it."""
 
     def stop(self, tag: str, kill_after_s: float) -> None:
         """Stop a Triton: SIGTERM, SIGKILL of all of it after `kill_after_s`; returns when all of it is gone."""

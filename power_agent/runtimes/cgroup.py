@@ -1,7 +1,7 @@
 """Control groups of CPU slices: a quota (a share of all cores) or a set of cores, for a whole tree of processes.
 
 v2 (one tree): a group is made below a folder that was delegated to the agent. A group that hands controllers down may
-hold no process itself, so the agent has to sit in a leaf of its own, called `agent` (systemd: Delegate=cpu cpuset and
+hold no process itself, so the agent has to sit in a separate leaf, called `agent` (systemd: Delegate=cpu cpuset and
 DelegateSubgroup=agent), or, with a systemd before 254, the setting `cgroup_parent` names a folder outside the unit.
 v1 (a tree per controller): a group is made below the agent's own in the trees `cpu`, `cpuset` and, to count, `cpuacct`.
 

@@ -1,4 +1,4 @@
-"""A child process that first waits to be told what to become (launcher.py), so that its pid can be noted before."""
+"""A child process that first waits for its command (launcher.py), so that its pid can be noted before."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def spawn(env: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
-    """Start one in a session of its own; `log` gets what it writes. Raises OSError."""
+    """Start one in a separate session; `log` gets what it writes. Raises OSError."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(launcher.__file__)],
         env=dict(env),
@@ -36,7 +36,7 @@ def become(child: subprocess.Popen[bytes], spec: Mapping[str, Any]) -> str:
             with child.stdin as pipe:
                 pipe.write(json.dumps(spec).encode() + b"\n")
         except BrokenPipeError:
-            return "it ended before it was told what to run"
+            return "it ended before it got its command"
         readable, _, _ = select.select([child.stdout], [], [], EXEC_PATIENCE_S)
         if not readable:
             return f"it did not become the program within {EXEC_PATIENCE_S:g} s"
@@ -49,7 +49,7 @@ def become_subreaper() -> None:
 
 
 def reap_orphans(keep: Collection[int]) -> bool:
-    """Reap children that have ended, up to one of `keep`, whose exit code is somebody else's to read: then True."""
+    """Reap children that have ended, up to one of `keep`, whose exit code another caller reads: then True."""
     with contextlib.suppress(ChildProcessError):
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if found.si_pid in keep:

@@ -1,4 +1,4 @@
-"""Confinement of Tritons that run as processes: a user of its own for each, that sees what its Triton needs.
+"""Confinement of Tritons that run as processes: a separate user for each, that sees what its Triton needs.
 
 Models are foreign code. Where the agent is root, the Triton of a slice runs as a user and group that no other process
 has: `triton_uid_base` + its gRPC port, or the same in one of the UID_RANGES - 1 ranges above, where another Trefoil of
@@ -50,7 +50,7 @@ class Confined:
         return {"HOME": HOME, "TMPDIR": HOME} if self.uid else {}
 
     def spec(self, **rest: Any) -> dict[str, Any]:
-        """What launcher.py is told; `rest`: the command, and what is not of confinement."""
+        """Input of launcher.py; `rest`: the command, and what is not of confinement."""
         hides = hidden_folders(map(Path, self.shown), map(Path, self.hidden)) if self.uid else {}
         return {"cores": None, "groups": (), "parent": 0, **rest, "uid": self.uid, "hides": hides, "reads": self.reads}
 
@@ -111,7 +111,7 @@ class Confinement:
 
 
 def refuse_taken_users(uid_base: int, ports: Iterable[int]) -> None:
-    """Check that Tritons on these ports can have users of their own, where this process may give them any.
+    """Check that Tritons on these ports can have separate users, where this process may give them any.
 
     Raises:
         StartError: other processes run as each user that one of them could have.
@@ -193,7 +193,7 @@ def hidden_folders(shown: Iterable[Path], hidden: Iterable[Path]) -> Mapping[str
     """Folders to be hidden, outermost only, with what stays visible of each."""
     closed = set(hidden)
     below: dict[Path, list[Path]] = {}
-    for path in sorted(set(shown)):  # a folder before what lies in it
+    for path in sorted(set(shown)):  # a folder before what is in it
         outer = next((folder for folder in reversed(path.parents) if folder in closed or not _may_enter(folder)), None)
         if outer is not None and not any(path.is_relative_to(other) for other in below.setdefault(outer, [])):
             below[outer].append(path)

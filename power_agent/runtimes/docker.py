@@ -1,6 +1,6 @@
 """Tritons in Docker containers: one per slice, with that slice's device or cores and nothing else of the machine.
 
-They have a network of their own, from which they answer and never ask (slice_network.py); their ports are published.
+They have a separate network, from which they answer and never ask (slice_network.py); their ports are published.
 
 A container is found by its labels (cluster, node, tag), so it outlives the agent and is adopted by the next one. The
 engine never restarts one by itself: the agent does, and it alone knows whether the slice still exists. Containers are
@@ -132,7 +132,7 @@ class DockerRuntime:
             raise refusal_error(f"starting {tag}", error) from error  # removed meanwhile, or it lacks its program
 
     def list(self) -> Sequence[RunningTriton]:
-        """See Runtime. Every container with this node's labels, whoever made it."""
+        """See Runtime. Every container with this node's labels."""
         described = {one["Id"]: one for one in map(self._inspect_cached, self._containers()) if one is not None}
         self._inspections = {container: seen for container, seen in self._inspections.items() if container in described}
         return tuple(running_triton(one["Config"]["Labels"][f"{LABEL}tag"], one) for one in described.values())
@@ -220,7 +220,7 @@ class DockerRuntime:
     def _inspect_cached(self, summary: Mapping[str, Any]) -> dict[str, Any] | None:
         """What inspect says; asked again only when the engine's summary reads differently.
 
-        The summary tells since when it is up ("Up 3 minutes (healthy)"), so a container that somebody restarted reads
+        The summary tells since when it is up ("Up 3 minutes (healthy)"), so a container that was restarted reads
         differently; without this, polling 56 containers twice a second would keep the engine busy.
         """
         reads = f"{summary['State']} {summary['Status']}"
@@ -274,7 +274,7 @@ class DockerRuntime:
         try:
             self._engine.call("removing a container", lambda api: api.remove_container(found["Id"], v=True, force=True))
         except docker.errors.NotFound:
-            return  # somebody was faster
+            return  # another process was faster
 
     @property
     def _user(self) -> str:

@@ -52,7 +52,7 @@ REMEDIES: Final = (
 
 
 class Engine:
-    """Client of a Docker engine. Thread-safe: every thread has a connection of its own."""
+    """Client of a Docker engine. Thread-safe: every thread has a separate connection."""
 
     def __init__(self, url: str = "", timeout_s: int = CALL_TIMEOUT_S) -> None:
         """`url` as in DOCKER_HOST; empty takes that variable, or the engine's usual socket. Connects at first use."""
@@ -85,7 +85,7 @@ class Engine:
         """Query what there is: an engine that cannot even tell is as good as none.
 
         Raises:
-            Unavailable: it does not answer, or with an error of its own.
+            Unavailable: it does not answer, or with a separate error.
             docker.errors.NotFound: as in `call`.
         """
         try:
@@ -205,7 +205,8 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
     """Find a Triton image and look into it; `pull` fetches a missing one (minutes: NVIDIA's has 10 GB and more).
 
     Args:
-        labels: for the container that is created to look into the image and removed at once; nobody else uses them.
+        labels: for the container that is created to look into the image and removed at once; no other process uses
+        them.
 
     Raises:
         StartError: it is not there and may not be pulled, or cannot be.

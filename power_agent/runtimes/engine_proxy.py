@@ -2,7 +2,7 @@
 
 Who has an engine's socket is root of the host. An agent in a container therefore gets this one: it passes on what the
 runtime `docker` asks (docker.py, slice_network.py, docker_engine.py beside it), for containers and networks with the
-labels of this cluster and node alone, and makes none but unprivileged ones, whose mounts are read-only and lie below
+labels of this cluster and node alone, and makes none but unprivileged ones, whose mounts are read-only and are below
 the folders that it names. Everything else is refused, and says what.
 """
 
@@ -64,7 +64,7 @@ class Rules:
         )
 
     def refusal(self, method: str, path: str, query: str, body: bytes) -> str:
-        """Why a request is refused whoever owns what it names; "" = it is not."""
+        """Why a request is refused for any owner of its object; "" = it is not."""
         if ".." in unquote(path):
             return "its path is none"
         match method, path:
@@ -115,7 +115,7 @@ class Rules:
     def _refuse_mount(self, mount: Mapping[str, Any]) -> str:
         source = os.path.realpath(mount.get("Source") or "/")
         if mount.get("Type") != "bind" or not mount.get("ReadOnly"):
-            return f"{source} is no read-only bind mount"
+            return f"{source} is not a read-only bind mount"
         inside = any(Path(source).is_relative_to(os.path.realpath(folder)) for folder in self.folders)
         return "" if inside else f"{source} is not below {', '.join(map(str, self.folders))}"
 

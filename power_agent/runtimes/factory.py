@@ -103,7 +103,7 @@ def is_in_another_container(node_socket: Path) -> bool:
         try:
             connection.connect(str(node_socket))
         except OSError:
-            return False  # nobody listens: whoever waits for the node says so
+            return False  # no process listens: the caller that waits for the node reports it
         return peer_pid(connection) == 0
 
 

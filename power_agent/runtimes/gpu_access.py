@@ -1,7 +1,7 @@
 """How a container gets its GPU: by NVIDIA's runtime, by a device request, or by CDI, each asked of the engine first.
 
 A CDI specification is a file that lists devices; one written a minute ago does not know a MIG instance made a second
-ago, and no service of NVIDIA's writes it anew then. So it is written anew before such an instance is handed out. Not
+ago, and no service of NVIDIA's writes it again then. So it is written again before such an instance is handed out. Not
 seen on hardware: tried on an engine that only speaks as one with NVIDIA's toolkit does.
 """
 
@@ -32,7 +32,7 @@ class GpuAccess:
     """Access of containers to GPUs, by one method. Thread-safe."""
 
     def __init__(self, engine: Engine, method: Method, refresh: str) -> None:
-        """refresh: command that writes the CDI specification anew; empty: somebody else does."""
+        """refresh: command that writes the CDI specification again; empty: another process does."""
         self._engine, self._method, self._refresh = engine, method, refresh
         self._lock = threading.Lock()
 
@@ -65,7 +65,7 @@ class GpuAccess:
                 return  # an engine that asks NVIDIA's hook, and that knows every instance
             if any(uuid in text for text in found):
                 return
-            structlog.get_logger().info("writing the CDI specification anew", for_device=uuid, command=self._refresh)
+            structlog.get_logger().info("writing the CDI specification again", for_device=uuid, command=self._refresh)
             why = self._written() if self._refresh else "docker_cdi_refresh is empty"
             if not any(uuid in text for text in specifications(folders)):
                 where = ", ".join(map(str, folders))
@@ -95,7 +95,7 @@ class GpuAccess:
         return {}
 
     def environment(self, uuid: str) -> dict[str, str]:
-        """Environment of a container by which NVIDIA's runtime and hook know what to hand out; "" is no device.
+        """Environment of a container by which NVIDIA's runtime and hook know what to hand out; "" is not a device.
 
         Images ask for all GPUs by default, and an engine whose default runtime is NVIDIA's would obey.
         """

@@ -97,7 +97,7 @@ class KubernetesRuntime:
         return self._until_started(found)
 
     def list(self) -> Sequence[RunningTriton]:
-        """See Runtime. Every pod with this agent's label, whoever made it, and those deleted since this agent began."""
+        """See Runtime. Every pod with this agent's label, and those deleted since this agent began."""
         pods, gone = self._watch.pods()
         found = {annotation(pod, "tag"): running_triton(pod, deleted=True) for pod in gone.values()}
         found |= {annotation(pod, "tag"): running_triton(pod) for pod in pods.values()}

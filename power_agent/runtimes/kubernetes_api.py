@@ -29,7 +29,7 @@ GONE_MAX: Final = 256  # pods that were deleted, of which the last state is kept
 BUSY: Final = 429
 EXPIRED: Final = 410
 UNAUTHORIZED: Final = 401
-# What the server reports -> what mends it. First match wins.
+# What the server reports -> what fixes it. First match wins.
 REMEDIES: Final = (
     ("violates podsecurity", "label the namespace: pod-security.kubernetes.io/enforce=privileged"),
     ("admission webhook", "exempt this namespace from that webhook, or change what it checks"),
@@ -117,7 +117,7 @@ class ApiServer:
                         return
         except (httpx.TransportError, ValueError) as error:
             silent = self._silent(what, error)
-            if not began:  # else the next watch goes on from where this one was cut, or says why it cannot
+            if not began:  # else the next watch continues from where this one was cut, or says why it cannot
                 raise silent from error
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class ApiServer:
             self._client = None  # the next call reads the CA again, which may be a new one
         return Unavailable(
             f"{what}: no Kubernetes API server answers at {self._address()}: {error or type(error).__name__}",
-            remedy="what runs goes on; see that this node reaches the API server (kubectl get --raw /readyz)",
+            remedy="running slices continue; see that this node reaches the API server (kubectl get --raw /readyz)",
         )
 
     def _connected(self) -> httpx.Client:
@@ -283,7 +283,8 @@ class PodWatch:
         return str(answer["metadata"]["resourceVersion"])
 
     def _follow(self, version: str) -> str:
-        """Follow the changes since a version; returns the version to go on from, "" where pods must be listed again."""
+        """Follow the changes since a version; returns the version to continue from, "" where pods must be listed
+        again."""
 
         def on_event(event: Any) -> bool:
             nonlocal version

@@ -6,7 +6,7 @@ or 0), `uid` (user and group, or 0), `hides` (folder -> what stays visible of it
 to read). An end of file instead means that the agent is gone: nothing was started, nothing is left. Whatever fails is
 said on stdout, which closes when the program has taken over. An empty argv: all but the last step.
 
-A Triton runs models that somebody wrote. It gets none of the agent's privileges, and where the agent is root a user of
+A Triton runs models of others. It gets none of the agent's privileges, and where the agent is root a user of
 its own: in a mount namespace of its own, each folder of `hides` is empty but for what the Triton needs.
 """
 
@@ -50,7 +50,7 @@ def hide_folders(hides: dict) -> None:  # type: ignore[type-arg]
             _mount(source, path, None, MS_BIND, "")
     for descriptor in shown.values():
         os.close(descriptor)
-    # What others run, with their commands, is nobody's business. Before Linux 5.8 this is refused, and they stay seen.
+    # Commands of other processes are hidden. Before Linux 5.8 this is refused, and they stay seen.
     libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(MS_NOSUID | MS_NODEV | MS_NOEXEC), b"hidepid=invisible")
 
 
@@ -85,7 +85,7 @@ def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
     if spec["parent"]:  # after the change of user, which would clear it
         checked("prctl(PR_SET_PDEATHSIG)", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
         if os.getppid() != spec["parent"]:
-            raise OSError(errno.ESRCH, "who started it is gone")
+            raise OSError(errno.ESRCH, "its parent process is gone")
     if not spec["argv"]:
         return
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be passed on

@@ -1,13 +1,13 @@
-"""Tritons as processes of this host. They lead sessions of their own and outlive the agent; those of a simulated node
+"""Tritons as processes of this host. They lead separate sessions and outlive the agent; those of a simulated node
 (`owned`) end with its process, as with a driver.
 
-<state>/runtime/<tag>.json says which process a tag is: pid, start ticks and boot, so that a number that somebody else
-got meanwhile is never taken for it. It is written before the process may become a Triton (see launcher.py), so that an
-agent that is killed in between leaves nothing unknown behind. After a restart the process is nobody's child: its end is
-seen in /proc, its exit code is unknown. Where these files are lost, a Triton is found by its environment (LAUNCHED_AS),
-if it runs as a user that this agent gives to Tritons.
-CPU slices get control groups (see cgroup.py), else an affinity; either holds for all that a Triton starts. As whom a
-Triton runs, and what it sees: confinement.py.
+<state>/runtime/<tag>.json identifies the process of a tag by pid, start ticks and boot, so that a reused pid is never
+taken for it. It is written before the process becomes a Triton (see launcher.py), so that an agent that is killed in
+between leaves no unknown process. After a restart the process has no parent here: its end is seen in /proc, its exit
+code is unknown. If these files are lost, a Triton is found by its environment (LAUNCHED_AS), if it runs as a user that
+this agent gives to Tritons.
+CPU slices get control groups (see cgroup.py), else an affinity; both hold for a Triton's children too. User and
+isolation of a Triton: confinement.py.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Record:
 
 
 class ProcessRuntime:
-    """Runtime of host processes. Thread-safe; calls for one tag wait for each other, `list` for nobody."""
+    """Runtime of host processes. Thread-safe; calls for one tag wait for each other, `list` for none."""
 
     name = "process"
 
@@ -113,7 +113,7 @@ class ProcessRuntime:
         log_mib: int = LOG_MIB,
     ) -> None:
         """`owned`: what it starts ends with the thread that called `start`. `owner`: "<cluster>/<node>", whose Tritons
-        are found again although their files are lost; empty: nobody's. `log_mib`: size of a rotated log."""
+        are found again although their files are lost; empty: none. `log_mib`: size of a rotated log."""
         self._owner = owner
         self._log_bytes_max = log_mib * 2**20
         self._log_trouble = FileTrouble("log of a Triton", "it grows on")
@@ -262,7 +262,7 @@ class ProcessRuntime:
         found = []
         for record in records:
             if not record.ended:
-                with self._locked(record.tag, wait=False) as mine:  # else somebody is stopping it just now
+                with self._locked(record.tag, wait=False) as mine:  # else it is being stopped just now
                     if mine:
                         record = self._refresh(self._find(record.tag) or record)
                 self._rotate_log(Path(record.log_path))
@@ -386,7 +386,7 @@ class ProcessRuntime:
         ended = replace(record, ended=True, exit_code=exit_code)
         try:
             return self._save(ended)
-        except OSError as error:  # whoever looks after a restart sees that it is gone
+        except OSError as error:  # a look after a restart sees that it is gone
             log.warning("end of a process not noted on disk", tag=record.tag, why=str(error))
         with self._lock:
             self._records[record.tag] = ended

@@ -1,6 +1,6 @@
-"""Network of a node's slice containers: a bridge of their own, from which they answer and never ask.
+"""Network of a node's slice containers: a separate bridge, from which they answer and never ask.
 
-A packet filter (deploy/nftables/trefoil.nft) drops every connection that a container opens; whoever loads it, whether
+A packet filter (deploy/nftables/trefoil.nft) drops every connection that a container opens; whatever loads it, whether
 it holds is tried from a container: a filter may be flushed, or never have been there.
 """
 
@@ -23,7 +23,7 @@ BRIDGE: Final = "trefoil"  # how the names of bridges begin; the rules go by it.
 OPTIONS: Final = "com.docker.network.bridge."
 SYSTEM_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 NFT_TIMEOUT_S: Final = 10.0
-NOWHERE: Final = "127.0.0.1"  # as name server: a container's own loopback, where nobody answers
+NOWHERE: Final = "127.0.0.1"  # as name server: a container's own loopback, where nothing answers
 ANY_PORT: Final = 1  # who is reached and does not listen refuses, which tells as much
 PROBE_S: Final = 1.0
 PROBE_START_S: Final = 30.0
@@ -83,7 +83,7 @@ class SliceNetwork:
             found = self._inspect()
         if (found.get("Options") or {}).get(f"{OPTIONS}name") != self._bridge:
             raise StartError(
-                f"network {self.name} is there, and not as slices need it",
+                f"network {self.name} exists, but not as slices need it",
                 remedy=f"end what uses it, then `docker network rm {self.name}`: the agent makes its own",
             )
         return found
@@ -106,7 +106,7 @@ class SliceNetwork:
             why = load_rules()
             reached = reached if why else self._reached(image, user, gateway, slices)
         except StartError as error:
-            return f"nobody can tell what model code reaches: {error}"
+            return f"it is unknown what model code reaches: {error}"
         remedy = f"as root, now and at each boot: modprobe br_netfilter; nft -f {RULES}"
         return reached and f"not isolated: model code reaches {reached}{why and f' ({why})'}. Remedy: {remedy}"
 
@@ -126,7 +126,7 @@ class SliceNetwork:
             targets = [f"{gateway}:{door.getsockname()[1]}", *(f"{address}:{ANY_PORT}" for address in slices)]
             code = self._run(image, user, targets[:REACHED_MAX])
         if code and not REACHED <= code < REACHED + len(targets):
-            raise StartError(f"what looks around in a container ended with {code}", remedy="look at the engine's log")
+            raise StartError(f"the isolation probe in a container ended with {code}", remedy="look at the engine's log")
         if not code:
             return ""
         return f"this host at {gateway}" if code == REACHED else f"other slices, as {targets[code - REACHED]}"
@@ -155,7 +155,9 @@ class SliceNetwork:
             self._engine.call("starting what looks around", lambda api: api.start(container))
             code = self._engine.call("waiting", lambda api: wait_for_exit(api, container, PROBE_START_S))
         if code is None:
-            raise StartError(f"what looks around did not end within {PROBE_START_S:g} s", remedy="ease this machine")
+            raise StartError(
+                f"the isolation probe did not end within {PROBE_START_S:g} s", remedy="reduce the load of this machine"
+            )
         return code
 
 

@@ -93,7 +93,7 @@ class AdoptedEngine:
         return 0
 
     async def close(self) -> None:
-        """Close the connection; the engine goes on."""
+        """Close the connection; the engine continues."""
         await self._client.close()
 
 
@@ -114,7 +114,7 @@ class AdoptedTriton(AdoptedEngine):
         await self._triton.infer(self._config, 0, PROBE_S)
 
     async def close(self) -> None:
-        """Close the connection; the Triton goes on."""
+        """Close the connection; the Triton continues."""
         await super().close()
         await self._triton.close()
 
@@ -181,7 +181,7 @@ class AdoptedEngines:
 
 
 async def _run(argv: Sequence[str], timeout_s: float, field: str) -> None:
-    """Run a command; what it leaves running, as an engine in the background, goes on."""
+    """Run a command; what it leaves running, as an engine in the background, continues."""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     with tempfile.TemporaryFile() as output:
         try:
@@ -195,7 +195,7 @@ async def _run(argv: Sequence[str], timeout_s: float, field: str) -> None:
             async with asyncio.timeout(timeout_s):
                 await process.wait()
         except TimeoutError as error:
-            remedy = "raise engines.command_timeout_s, or mend the command"
+            remedy = "raise engines.command_timeout_s, or fix the command"
             raise _failed(f"did not end within {timeout_s:g} s", field, argv, remedy) from error
         finally:
             if process.returncode is None:
@@ -204,7 +204,7 @@ async def _run(argv: Sequence[str], timeout_s: float, field: str) -> None:
         output.seek(0)
         said = " ".join(output.read().decode("utf-8", "replace").split())[-OUTPUT_CHARS_MAX:]
     if process.returncode:
-        remedy = "run it by hand as the agent's user, and mend it"
+        remedy = "run it by hand as the agent's user, and fix it"
         raise _failed(f"exited with {process.returncode}: {said}", field, argv, remedy)
 
 

@@ -66,7 +66,7 @@ async def list_devices(
             node.devices[name] = Device(name, kind, DeviceState.ASLEEP, known[1])
     for engine in node.settings.engines:
         absent = [name for name in engine.devices if f"{node.settings.node}/{name}" not in node.devices]
-        why = f"{', '.join(absent)} is no GPU of this node. Remedy: correct engines.devices" if absent else ""
+        why = f"{', '.join(absent)} is not a GPU of this node. Remedy: correct engines.devices" if absent else ""
         node.set_missing(f"engine {engine.family}/{engine.variant}", why)
     answering = {seen.device for seen in observed} - set(inventory.lost)
     gpus = [device for device in node.devices.values() if device.type.kind != DeviceKind.CPU]
@@ -121,7 +121,7 @@ async def adopt(
         if device.state != DeviceState.LOST:
             device.state = DeviceState.AWAKE if listed else DeviceState.ASLEEP
     if node.journal.fresh and (processes or found):  # the numbers that a predecessor has used up are not known
-        log.warning("no journal: what runs here has to prove whose it is", tritons=len(processes), slices=len(found))
+        log.warning("no journal: running Tritons are adopted only by proof", tritons=len(processes), slices=len(found))
         node.journal.raise_generation(int(node.clock.now_s()))
     proven = await unproven.proven_tags(processes)
     lost = {tag: process for tag, process in processes.items() if tag not in proven}
@@ -215,7 +215,7 @@ async def _end_orphan(executor: StepExecutor, tag: str) -> None:
     try:
         await executor.end_orphan(tag)
     except NodeUnreachable as error:
-        structlog.get_logger().warning("it went with its node", tag=tag, why=str(error))
+        structlog.get_logger().warning("it ended with its node", tag=tag, why=str(error))
 
 
 async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> None:

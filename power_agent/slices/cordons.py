@@ -45,7 +45,8 @@ class Cordons:
         self._log = structlog.get_logger()
 
     def resume(self) -> None:
-        """Resume the cordons that the journal remembers; patience goes on too, but never longer than it was granted."""
+        """Resume the cordons that the journal remembers; patience continues too, but never longer than it was
+        granted."""
         for cordon in self._journal.state.cordons.values():
             left_s = cordon.at_s + cordon.patience_s - self._clock.now_s()
             self._wait(cordon.device, min(cordon.patience_s, max(0.0, left_s)))
@@ -67,12 +68,12 @@ class Cordons:
         """Cordon devices: out of service; once more replaces reason and patience.
 
         Raises:
-            InvalidInput: patience that is no duration.
+            InvalidInput: patience that is not a duration.
             JournalError: it could not be written; the devices not yet named in the log are in service as before.
         """
         if not 0 <= patience_s <= PATIENCE_MAX_S:
             remedy = f"0 (leave now) to {PATIENCE_MAX_S:g} seconds"
-            raise InvalidInput("is no patience", field="patience_s", value=patience_s, remedy=remedy)
+            raise InvalidInput("is not a valid patience", field="patience_s", value=patience_s, remedy=remedy)
         try:
             for device in devices:
                 await self._journal.set_cordon(Cordon(device, why or UNNAMED, self._clock.now_s(), patience_s))

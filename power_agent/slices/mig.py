@@ -71,10 +71,10 @@ class MigInstances:
         await self._retry(key, lambda: self._inventory.destroy_gpu_instance(key), also_unexplained=True)
 
     async def check_unused(self, key: SliceKey, uuid: str) -> None:
-        """Check that nobody computes on a GPU that is about to serve as a whole: who does would slow what is planned.
+        """Check that no process computes on a GPU that is about to serve as a whole: it would slow the planned models.
 
         Raises:
-            DeviceBusy: somebody does, still after all retries.
+            DeviceBusy: a process does, also after all retries.
         """
 
         def look() -> None:
@@ -116,7 +116,7 @@ def waits_for_reset(device: Device) -> bool:
 
 
 async def enable_mig(node: Node, calls: DriverCalls, inventory: Inventory, device: Device) -> None:
-    """Enable MIG mode of one device if it may be done now; what stands in the way is said in `missing`.
+    """Enable MIG mode of one device if it may be done now; what is in the way is said in `missing`.
 
     Raises:
         DeviceError: the GPU is lost.

@@ -69,7 +69,7 @@ class Device:
     holders: tuple[int, ...] = ()  # processes of others on a whole GPU without any of ours, at the last look
     lacks: tuple[str, ...] = ()  # slice types of its type that its driver does not offer
     clock_lease: ClockLease | None = None
-    clock_drift: tuple[str, ...] = ()  # clocks that somebody else changed, or that are not honoured
+    clock_drift: tuple[str, ...] = ()  # clocks that another process changed, or that are not honoured
     scale_signal: ScaleSignal | None = None  # its governor is at the top and wants capacity
     ended_readings: list[SliceReading] = field(default_factory=list)
     serving_count: int = 0
@@ -143,7 +143,7 @@ class Node:
         self.capabilities: tuple[str, ...] = ()
         self.models: tuple[str, ...] = ()
         self.unproven: dict[str, str] = {}  # Tritons that are not proven to be ours, by tag: why not
-        self.work = asyncio.Event()  # set: somebody should look whether there is something to do
+        self.work = asyncio.Event()  # set: there may be something to do
         self._log = structlog.get_logger()
 
     # --- what is ------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Node:
             self.devices[part.key.device].ended_readings.append(reading)
 
     def take_reading(self, part: Slice) -> SliceReading:
-        """Take the reading of a slice for the meter; its overhead counts anew from here."""
+        """Take the reading of a slice for the meter; its overhead counts again from here."""
         kind = self.devices[part.key.device].type
         return part.take_reading(device_share(kind, part.key.slice_type), self.variant_of)
 

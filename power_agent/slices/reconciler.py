@@ -24,7 +24,7 @@ from trefoil.core.plan import NodePlan
 
 FIRST_BACKOFF_S: Final = 0.5
 TEARDOWN: Final = frozenset({"drain", "stop", "destroy_ci", "destroy_gi"})
-# A start is over in milliseconds and must not be cut off: its process would run without anybody knowing.
+# A start takes milliseconds and must not be interrupted: its process would run unknown.
 INTERRUPTIBLE: Final = frozenset({"load", "warm_up"})
 SETTLED: Final = frozenset({DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.LOST})
 
@@ -95,7 +95,7 @@ class Reconciler:
             return found
 
     async def void_fence(self, epoch: int) -> None:
-        """Obey this epoch from now on, although a higher one was obeyed, or stands in the journal."""
+        """Obey this epoch from now on, although a higher one was obeyed, or is in the journal."""
         async with self._apply:
             await self._node.journal.lower_fence(epoch)
             plan = self._node.plan
@@ -145,14 +145,14 @@ class Reconciler:
         here = tuple(planned for planned in plan.devices if planned.device in self._node.devices)
         if len(here) < len(plan.devices):
             gone = [planned.device for planned in plan.devices if planned not in here]
-            self._log.warning("devices of the remembered plan are not here", devices=gone)
+            self._log.warning("devices of the stored plan are not here", devices=gone)
         plan = replace(plan, devices=here)  # the digest stays that of the whole, which a controller may send again
         whole = [replace(seen, state=DeviceState.AWAKE) for seen in self._node.seen_devices()]
         try:
             check_fits(plan, whole, self._node.catalog)
             self._clocks.refuse_governors(plan)
         except PlanError as error:
-            self._log.warning("the remembered plan does not fit this node any more", why=str(error))
+            self._log.warning("the stored plan no longer fits this node", why=str(error))
             return
         self._adopt_plan(plan)
 

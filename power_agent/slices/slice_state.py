@@ -168,7 +168,7 @@ class Slice:
         for now in counters:
             before = self.metered.get((now.family, now.version))
             if before is None or now.successes < before.successes or now.compute_batch_ns < before.compute_batch_ns:
-                spent_ns, requests = now.compute_batch_ns, now.successes  # loaded again: its counters began anew
+                spent_ns, requests = now.compute_batch_ns, now.successes  # loaded again: its counters began again
             else:
                 spent_ns = now.compute_batch_ns - before.compute_batch_ns
                 requests = now.successes - before.successes
@@ -190,7 +190,7 @@ class Slice:
             busy_s, requests = done.get(of, (0.0, 0))
             in_flight_s = self.in_flight_s.get((c.family, c.version), 0.0)
             done[of] = busy_s + c.compute_batch_ns * NANO + in_flight_s, requests + c.successes
-        if self.state == SliceState.STARTING:  # all that its Triton did was for nobody, noted as warm-up or not yet
+        if self.state == SliceState.STARTING:  # all work of its Triton was warm-up, noted or not
             counted = sum(c.successes for c in self.counters.values())
             self.overhead_requests = max(self.overhead_requests, counted)
         work = tuple(Work(*of, busy_s, requests) for of, (busy_s, requests) in done.items())

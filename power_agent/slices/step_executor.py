@@ -1,4 +1,4 @@
-"""Step executor: what each step of the reconciler does to one slice, which has one step at a time.
+"""Step executor: carries out the reconciler's steps on one slice, one step at a time.
 
 An error of a step is a TrefoilError with a remedy; the caller marks the slice FAILED and tries again later. Blocking
 calls (driver, node process, files) run in threads.
@@ -155,7 +155,7 @@ class StepExecutor:
         observed = await self._mig.create_gi(part.key)
         part.has_instance, part.has_compute = True, observed.ci_id is not None
         part.mig_uuid = observed.mig_uuid
-        self._journal.remember_slice(part.record())  # again, should the driver have been loaded anew since the claim
+        self._journal.remember_slice(part.record())  # again, should the driver have been loaded again since the claim
 
     async def _create_ci(self, part: Slice, task: Task) -> None:
         observed = await self._mig.create_ci(part.key)
@@ -190,7 +190,7 @@ class StepExecutor:
         self._attached(part, process)
 
     async def renew_files(self, part: Slice) -> None:
-        """Write the files of a slice again; where that fails, what runs goes on."""
+        """Write the files of a slice again; where that fails, what runs continues."""
         try:
             install = self._install()
             spec = self._spec(part, part.hosted, part.launch.argv if part.launch else ())
@@ -198,7 +198,9 @@ class StepExecutor:
             if spec.tls is not None and not spec.tls.certificate.exists():
                 await self.in_thread(lambda: self._access.write(part.key.name))
         except (CatalogError, StartError, OSError) as error:
-            self._log.warning("its files cannot be renewed; what runs goes on", slice=part.key.name, why=str(error))
+            self._log.warning(
+                "files of a slice cannot be renewed; it keeps running", slice=part.key.name, why=str(error)
+            )
 
     async def ask_hosted(
         self, part: Slice, process: RunningTriton, variant_of: Callable[[str, int], str], timeout_s: float
@@ -339,7 +341,7 @@ class StepExecutor:
     async def stop_process(self, part: Slice, patience_s: float | None = None) -> None:
         """Stop a slice's Triton and all that belongs to it; no-op when it is gone. SIGKILL after `patience_s`.
 
-        An adopted engine goes on.
+        An adopted engine continues.
         """
         if not part.running:
             return
@@ -446,7 +448,7 @@ class StepExecutor:
                     continue
                 before = await triton.swap(old, new, self._swap_timeout_s(new), on_counters)
             except TrefoilError as error:
-                # What it served it goes on serving: the slice is as good as before, unless its Triton is gone.
+                # What it served it continues serving: the slice is as good as before, unless its Triton is gone.
                 if part.state == SliceState.SWAPPING and part.running:
                     part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
                 raise
@@ -483,7 +485,7 @@ class StepExecutor:
         part.drained = True
 
     async def _until_drained(self, part: Slice, model: str = "") -> None:
-        """Wait until no request of a model, or of any, is on the slice or can still come; not for ever."""
+        """Wait until no request of a model, or of any, is on the slice or can still come; not forever."""
         deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
         revision = self._journal.state.plan.revision if self._journal.state.plan else Revision()
         while waiting := await self._drain_blocker(part, revision, model):
@@ -503,7 +505,7 @@ class StepExecutor:
         try:
             verified = self._plan_keys.verify_routes(plan) if plan is not None else None
         except PlanError as error:
-            self._log.warning("the plan in Redis is not drained by", why=str(error))
+            self._log.warning("the plan in Redis is not used for drains", why=str(error))
             verified = None
         self._routes = routed_by(verified, live) or routed_by(self._routes, live)
         return self._routes
@@ -534,7 +536,7 @@ class StepExecutor:
     # --- adoption ----------------------------------------------------------------------------------------------------
 
     async def read_hosted(self, part: Slice, variant_of: Callable[[str, int], str]) -> tuple[Hosted, ...]:
-        """Read what a running Triton really serves: a swap may have ended without anybody noting it."""
+        """Read what a running Triton really serves: a swap may have ended unnoticed."""
         assert part.triton is not None
         counters = await part.triton.statistics()
         part.record_counters(counters, self._clock.now_s())

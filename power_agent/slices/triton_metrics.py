@@ -19,7 +19,7 @@ from power_agent.triton.client import metrics_page
 from trefoil.core.errors import NotFound
 
 ASK_S: Final = 1.0
-SAMPLES_MAX: Final = 2000  # of one Triton: models may add metrics of their own
+SAMPLES_MAX: Final = 2000  # of one Triton: models may add separate metrics
 PREFIX: Final = "nv_"  # what else a page holds is a model's, and could pass for ours
 UP: Final = "trefoil_triton_up"
 
@@ -74,7 +74,7 @@ def read_samples(page: str, name: str, variant_of: Callable[[str, int], str]) ->
 
     Raises:
         ValueError: no metrics page, or more than `SAMPLES_MAX` of them.
-        NotFound: of a family that nobody knows.
+        NotFound: the family is unknown.
     """
     found = []
     # Triton's counters keep Triton's names: as counters they would be given the ending _total.

@@ -80,7 +80,7 @@ class Unproven:
                     async with self._turn:
                         await self._look()
                 except Unavailable as error:
-                    self._log.info("what is not proven cannot be looked at", why=str(error))
+                    self._log.info("unproven slices cannot be inspected", why=str(error))
 
     async def _look(self) -> dict[str, RunningTriton]:
         """Adopt what is proven by now; returns the Tritons that are not."""

@@ -1,10 +1,11 @@
 """Access to Tritons: what opens to their agent alone, and the certificate that they show.
 
 Triton restricts whole protocols to those who send a key with each call. It takes that key on its command line only, so
-whoever sees the processes of this host sees it; what can be called over a network is closed by it all the same.
+users who see this host's processes see it; it still closes what can be called over a network.
 
 A Triton's private key is in the hands of the models that it runs, which are the same user. So Tritons show a pair of
-their own, which names `tritons.<node>` and is none of a client: with it nobody passes for the agent, or calls anyone.
+their own, which names `tritons.<node>` and is none of a client: with it no process can pass for the agent, or call a
+service.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.state_files import read_bytes, set_aside
 
 RESTRICTED: Final = "model-repository,shared-memory,trace,logging"
-"""Protocols that only the agent needs, or nobody. Dispatchers need health, metadata, model-config and inference."""
+"""Protocols that only the agent needs, or none. Dispatchers need health, metadata, model-config and inference."""
 HEADER: Final = "agent"
 SECRET: Final = "triton.key"
 SECRET_BYTES: Final = 32
@@ -51,7 +52,7 @@ class TritonAccess:
             SettingError: they are missing where the node has TLS, cannot be used, or name another node.
         """
         self._state_dir, self._secret = settings.state_dir.absolute(), b""
-        self._reading = threading.Lock()  # slices that start together ask from threads of their own
+        self._reading = threading.Lock()  # slices that start together ask from separate threads
         self.name = triton_name(settings.node, settings.triton_tls_name)
         self.own = tls if tls is not None and tls.mutual else None
         """What the agent shows to its Tritons; None: they speak clear text."""

@@ -62,7 +62,7 @@ class TritonSlow(TritonUnready):
 
 
 class LoadFailed(TritonUnready):
-    """Triton refused to load a version; what was loaded before goes on serving."""
+    """Triton refused to load a version; what was loaded before continues serving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ class TritonClient:
         self._calls: dict[grpc.aio.Channel, int] = {}  # under way, by connection
         self._connect()
         self._closed = asyncio.Event()
-        self._decodes: dict[str, bool] = {}  # by family, for ever: a contract is fixed
+        self._decodes: dict[str, bool] = {}  # by family, forever: a contract is fixed
         self._contracts: dict[str, model_config_pb2.ModelConfig] = {}
 
     def _connect(self) -> None:
-        # A pool of its own: a Triton that was started again on the same port gets a fresh connection at once.
+        # A separate pool: a Triton that was started again on the same port gets a fresh connection at once.
         options: list[tuple[str, Any]] = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
         options += [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         options += [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
@@ -121,7 +121,7 @@ class TritonClient:
         self._channel, self._stub = channel, service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
     async def _call(self, method: str, request: Any, timeout: float) -> Any:
-        """One call. Closing a channel cancels whoever waits on it, which looks as if the waiting task were cancelled.
+        """One call. Closing a channel cancels its waiting calls, which looks as if the waiting task were cancelled.
 
         Raises:
             TritonUnready: the connection was closed, before or meanwhile.
@@ -129,7 +129,7 @@ class TritonClient:
         """
         if not self._closed.is_set():
             if self._tls is not None and self._tls.now is not self._made_with:
-                self._connect()  # by certificates that have been renewed; what is under way goes on
+                self._connect()  # by certificates that have been renewed; what is under way continues
             metadata = self._opened if method.startswith("Repository") else ()
             channel = self._channel
             self._calls[channel] += 1
@@ -230,7 +230,7 @@ class TritonClient:
         slice's repository names the new version, so that a restarted Triton loads what runs now.
 
         Raises:
-            LoadFailed: the new version does not load; the old one goes on serving.
+            LoadFailed: the new version does not load; the old one continues serving.
             TritonUnready: it loaded but does not answer, or Triton is gone.
         """
         assert old.model == new.model, "a swap changes the variant, not the family or its stage"
@@ -429,7 +429,7 @@ class TritonClient:
             raise TritonUnready(why) from error
 
     async def close(self) -> None:
-        """Close the connection; Triton goes on."""
+        """Close the connection; Triton continues."""
         self._closed.set()
         for channel in tuple(self._calls):
             await channel.close()

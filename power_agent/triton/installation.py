@@ -63,11 +63,11 @@ class TritonInstall:
     onnxruntime_version: str = ""
     libpython: str = ""  # "libpython3.11.so.1.0"
     libpython_loads: bool = True  # by the loader's own path
-    libpython_folder: str = ""  # where it is if the loader has to be told (LD_LIBRARY_PATH); "" = nowhere
+    libpython_folder: str = ""  # where it is if the loader needs LD_LIBRARY_PATH; "" = nowhere
     offers: tuple[str, ...] = ("python",)  # those of LOOKED_FOR that it has
     backend: str = "python"  # which of them serves
     sees_gpus: bool = True  # False: what it starts gets no device, whatever its slice
-    own_network: bool = False  # True: whoever starts it publishes its ports, and it listens on all it has
+    own_network: bool = False  # True: its starter publishes its ports, and it listens on all addresses
 
 
 def with_backend(install: TritonInstall, wanted: str, *, simulated: bool) -> TritonInstall:

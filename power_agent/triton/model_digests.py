@@ -3,7 +3,7 @@
 A version is fixed for life, so a file under it that was cut short, replaced or removed is refused by name, and used
 again when it is put back. family.toml may state the digest of a variant's model file (`sha256`); of every other file
 this agent remembers what it found first. A file is read again only when its change time, size or place is another. Of a
-family that has no model files at all there is nothing to say: whoever wants to serve it is told how to make them.
+family without model files is not reported: an attempt to serve it says how to make them.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class ModelDigests:
         """Remember what is seen for the first time."""
         try:
             config = contract(self._source, family)
-        except CatalogError:  # said by whoever wants to load it
+        except CatalogError:  # reported by an attempt to load it
             return
         expected, self._backends[family] = expected_files(config), backend_of(config)
         versions, refused = judged_versions(self._source, config)
@@ -138,7 +138,7 @@ class ModelDigests:
 
 
 def _strange(path: Path, below: Path, backend: str) -> str:
-    """Why a file is not loaded: a graph's weights could lie outside of its folder, or its backend could not read it."""
+    """Why a file is not loaded: a graph's weights could be outside of its folder, or its backend could not read it."""
     try:
         if path.name == FILES["onnxruntime"]:
             check_external_data(path, below)

@@ -1,4 +1,4 @@
-"""Triton of a slice: writes the slice's model repository and says how to start its Triton (argv, env).
+"""Triton of a slice: writes the slice's model repository and builds argv and env of its Triton.
 
     <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
                                labels.txt              link to the shared model_repository, as all model files
@@ -118,7 +118,7 @@ class SliceLaunch:
     grpc_target: str  # "127.0.0.1:8200", for the agent itself
     metrics_url: str  # "http://127.0.0.1:8201/metrics"
     published_target: str  # "gpu7:8200", for everybody else
-    published_metrics_url: str  # "" = nobody else reaches them
+    published_metrics_url: str  # "" = no other process reaches them
     shm_prefix: str  # /dev/shm/<prefix>* belongs to this slice; see clean_shared_memory
     source: Path  # the shared model_repository that the repository's links lead to
     ports: Mapping[int, str] = field(default_factory=dict)  # gRPC, metrics: address at which a runtime publishes it
@@ -129,7 +129,7 @@ class SliceLaunch:
     cpu_quota: float | None = None
 
     def at(self, host: str) -> Self:
-        """This launch of a Triton with an address of its own; of one without (""), as it is."""
+        """This launch of a Triton with a separate address; of one without (""), as it is."""
         if not host:
             return self
         shown = f"[{host}]" if ":" in host else host

@@ -88,7 +88,7 @@ def probe_devices(
     """Probe what each GPU can do. Blocking; reads only.
 
     not_root: why nothing may be changed (`effective_root`); empty when it may.
-    no_mig_device: why MIG may not be configured (`mig_device`), which is a right of its own.
+    no_mig_device: why MIG may not be configured (`mig_device`), which is a separate right.
     """
     probes: dict[str, Callable[[ObservedDevice], str]] = {
         "mig": lambda device: _mig(inventory, device, no_mig_device),
@@ -172,8 +172,8 @@ def persistence_reason(inventory: Inventory, device: ObservedDevice) -> str:
     if inventory.persistence_mode(device.device) is not False:
         return ""
     return (
-        "persistence mode is off: clocks, limits and the energy counter are lost whenever nobody uses the GPU. Remedy: "
-        f"nvidia-smi -i {device.uuid} -pm 1, or systemctl enable --now nvidia-persistenced"
+        "persistence mode is off: clocks, limits and the energy counter are lost while no process uses the GPU. "
+        f"Remedy: nvidia-smi -i {device.uuid} -pm 1, or systemctl enable --now nvidia-persistenced"
     )
 
 

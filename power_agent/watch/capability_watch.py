@@ -89,7 +89,7 @@ class CapabilityWatch:
         try:
             self._slices_lack = await asyncio.to_thread(self._runtime.missing, gpus=bool(gpus))
         except Unavailable:
-            pass  # whoever lists what runs says so; what was found last stands
+            pass  # the listing reports it; the last findings stay
         self._publish()
 
     async def _probe(self, device: str, not_root: str, no_mig_device: str) -> Capabilities:

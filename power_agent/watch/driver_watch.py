@@ -1,5 +1,5 @@
-"""Driver watch: a GPU that is lost or comes back, instances that somebody else makes or destroys, a driver that is
-loaded again. It declares and fences; `reconciler` mends; what others made is reported and never touched.
+"""Driver watch: a GPU that is lost or comes back, instances that other software makes or destroys, a driver that is
+loaded again. It declares and fences; `reconciler` fixes; what others made is reported and never touched.
 
 Each device is polled on its own, so that one whose driver hangs delays no other.
 """
@@ -38,7 +38,7 @@ class DriverWatch:
         quarantine: Quarantine,
         look: Look | None = None,
     ) -> None:
-        """look: how a GPU that was let go of is looked at; None: by a process of its own."""
+        """look: how a GPU that was let go of is looked at; None: by a separate process."""
         self._node = node
         self._reconciler = reconciler
         self._executor = executor
@@ -224,11 +224,11 @@ class DriverWatch:
                 continue  # it was not there, or a step has been at it since: the next look will tell
             seen = instances.get(part.key)
             if seen is None:
-                await self._on_vanished(part, "somebody destroyed its instance")
+                await self._on_vanished(part, "another process destroyed its instance")
                 _forget_instance(part)
                 self._node.changed()
             elif seen.ci_id is None and part.has_compute:
-                await self._on_vanished(part, "somebody destroyed its compute instance")
+                await self._on_vanished(part, "another process destroyed its compute instance")
                 part.has_compute, part.mig_uuid = False, ""
                 self._node.changed()
             elif (seen.ci_id is not None, seen.mig_uuid) != (part.has_compute, part.mig_uuid):
@@ -251,7 +251,7 @@ class DriverWatch:
         try:
             await self._executor.stop_process(part)
         except NodeUnreachable as error:
-            self._log.warning("it went with its node", slice=part.key.name, why=str(error))
+            self._log.warning("it ended with its node", slice=part.key.name, why=str(error))
             await self._executor.process_ended(part)
 
 

@@ -1,7 +1,7 @@
 """Model watch: reads the catalogue again where its files have changed, and says which variants this node cannot load,
 because a file of theirs was removed, cut short or replaced.
 
-What runs goes on: a Triton has its model in memory. Planners go round what is named here (`NodeStatus.missing`), and
+What runs continues: a Triton has its model in memory. Planners go round what is named here (`NodeStatus.missing`), and
 use it again when it is gone from there. What the node has is
 published too (`NodeStatus.models`): who plans compares it.
 """

@@ -1,7 +1,7 @@
 """Resets: GPUs that need one are let go of, looked at from time to time, and taken back when they were reset.
 
 A GPU is reset by a person, who must be able to: nothing may have it open, neither this agent nor any other process.
-What stands in the way is said in `missing`, with the commands. The other GPUs serve and are metered meanwhile: NVML is
+What is in the way is said in `missing`, with the commands. The other GPUs serve and are metered meanwhile: NVML is
 shut down and initialised again without the one, which no Triton notices.
 """
 

@@ -1,4 +1,4 @@
-"""Slice health: notices a Triton that exits and a python stub that dies. It only declares; `reconciler` mends.
+"""Slice health: notices a Triton that exits and a python stub that dies. It only declares; `reconciler` fixes.
 `driver_watch.py` looks at the driver and its devices.
 
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
@@ -114,7 +114,7 @@ class SliceHealth:
                     await self._declare_failed(part, why, "exit", process_gone=True)
 
     async def _declare_failed(self, part: Slice, why: str, cause: str, *, process_gone: bool) -> None:
-        """A slice has failed: say so, and let it be mended at once if it was healthy for long."""
+        """A slice has failed: say so, and let it be fixed at once if it was healthy for long."""
         now_s = self._node.clock.now_s()
         if part.state in SERVING and now_s - part.since_s >= STABLE_S:
             part.failures, part.retry_at_s = 0, 0.0

@@ -1,6 +1,6 @@
 """Xid watch: a fatal Xid fences its GPU at once, before polling could notice; every one is logged and counted.
 
-A GPU may go on answering after a fatal Xid although no result of it can be trusted. So it stays in quarantine until
+A GPU may continue answering after a fatal Xid although no result of it can be trusted. So it stays in quarantine until
 there is proof of a reset (`resets`), or the driver was loaded again. Newer drivers say themselves what a GPU needs;
 that also tells an agent that was not there when the Xid came.
 """

@@ -525,7 +525,7 @@ async def test_readers_never_wait_and_one_question_is_under_way(make, server):
     polled = PolledProvider(make("neso", web={"timeout_s": 60.0}), "seed")
     async with asyncio.timeout(30.0):
         for second in range(50):
-            assert (await ask(polled, NESO_DOC_S + second)).message == "the first answer is awaited"
+            assert (await ask(polled, NESO_DOC_S + second)).message == "waiting for the first answer"
         while not server.asked:
             await asyncio.sleep(0.01)
     assert polled.polling.asked == len(server.asked) == 1

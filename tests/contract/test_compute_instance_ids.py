@@ -1,4 +1,4 @@
-"""Constants of compute-instance profiles are no ids: a driver that numbers them otherwise shows the same slices."""
+"""Constants of compute-instance profiles are not ids: a driver that numbers them otherwise shows the same slices."""
 
 import pynvml
 import pytest

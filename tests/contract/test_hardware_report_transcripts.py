@@ -1,7 +1,7 @@
 """Transcripts of `power_agent.doctor.hardware_report`, of simulated nodes and of hardware, hold each other's shape.
 
 A transcript of hardware is dropped into transcripts/ as it was printed. Where its GPUs are of a type that is simulated,
-the tables of that type must say the same. The simulated one is written anew by running this file.
+the tables of that type must say the same. The simulated one is written again by running this file.
 """
 
 import json
@@ -46,7 +46,7 @@ def shape(value, path=""):
 
 
 def known(paths):
-    """Paths below an answer that one of two transcripts lacks are no difference."""
+    """Paths below an answer that one of two transcripts lacks are not a difference."""
     optional = ("/devices/mig/", "/devices/clocks/", "/devices/power/", "/cpu", "/driver_load_id")
     return {path for path in paths if not path.startswith(optional)}
 

@@ -33,12 +33,12 @@ from trefoil.simulator.scenario.policy_check import TABLES
 BODIES = {
     "exits": "raise SystemExit(7)",
     "raises": "raise RuntimeError('no')",
-    "raises what is no Exception": "class Odd(BaseException):\n    pass\nraise Odd('no')",
+    "raises what is not an Exception": "class Odd(BaseException):\n    pass\nraise Odd('no')",
     "refuses its names": "def __getattr__(name):\n    raise RuntimeError(name)",
     "lacks a module": "import nowhere_at_all",
-    "is no Python": "def",
-    "waits for ever": "import threading\nthreading.Event().wait()",
-    "computes for ever": "while True:\n    pass",
+    "is not a Python": "def",
+    "waits forever": "import threading\nthreading.Event().wait()",
+    "computes forever": "while True:\n    pass",
 }
 TARGET = RouteTarget(SliceKey("node0/gpu0", "1g.5gb", 0, 1), "digits-l", 0, 1.0, 2)
 PLAN = Plan(
@@ -113,7 +113,7 @@ def test_own_settings_load_a_part_once_and_say_what_is_wrong_with_it(
     evil: tuple[str, Path], kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "IMPORT_MAX_S", 1.0)
-    with pytest.raises(SettingError, match=rf"{kind} = '{evil[0]}': cannot be imported.*Remedy: install or mend it"):
+    with pytest.raises(SettingError, match=rf"{kind} = '{evil[0]}': cannot be imported.*Remedy: install or fix it"):
         START[kind](evil[0])
 
 

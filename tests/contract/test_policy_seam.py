@@ -1,4 +1,4 @@
-"""A policy of one's own, five files and a row, runs simulated without a line of a shell; every column of it is read."""
+"""Your own policy, five files and a row, runs simulated without a line of a shell; every column of it is read."""
 
 from collections.abc import Mapping
 
@@ -116,7 +116,7 @@ def test_settings_of_parts_are_typed_by_the_part_and_go_over_the_rows() -> None:
 
 BAD = {
     "policy": ({"policy": "tests.support.seam:NONE"}, r"policy = 'tests.support.seam:NONE'.*Remedy"),
-    "no row": ({"policy": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
+    "no row": ({"policy": "tests.support.seam:Policy"}, r"is not a row of a policy.*Remedy"),
     "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: .*one of: alpaserve, .*module:Class"),
     "forecaster": ({"forecaster": "prophet"}, r"forecaster = 'prophet': no such.*last_max"),
     "router": (

@@ -261,7 +261,7 @@ def test_order_is_that_of_arrival_inside_a_priority_and_nobody_starves(name, arr
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_least_urgent_request_is_served_however_many_urgent_ones_come(name):
-    """Urgent requests take all that the slice can do; by priority alone the first one would wait for ever."""
+    """Urgent requests take all that the slice can do; by priority alone the first one would wait forever."""
     router = routing(name)
     router.on_table(route([target(0, credits=1)], name, 10**6, 10**9), 0.0)
     busy, step_s = ticket(0, arrived_s=0.0, priority=1), 0.1

@@ -47,7 +47,7 @@ def gpu_uuid(client: NodeClient) -> str:
 
 
 def confined(state_dir: Path) -> Confinement:
-    """As the agent confines its Tritons, where these tests run as root; users of their own, for several run at once."""
+    """As the agent confines its Tritons, where these tests run as root; separate users, for several run at once."""
     return find_confinement("auto", 2_100_000_000, state_dir)
 
 

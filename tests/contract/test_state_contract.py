@@ -243,7 +243,7 @@ async def test_scan_finds_the_keys_of_a_prefix_only(store):
         store.keys.carbon_now(SERIES): reading(1)
     }
     assert await store.scan(store.keys.node_prefix(), Plan) == {}
-    assert await store.scan(store.keys.prefix + "*", Plan) == {}, "a prefix is no pattern"
+    assert await store.scan(store.keys.prefix + "*", Plan) == {}, "a prefix is not a pattern"
 
 
 async def test_any_kind_of_key_is_shown_as_text(store):

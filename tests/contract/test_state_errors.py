@@ -72,7 +72,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "objective": Row(KEYS.objective("digits"), CONTROLLER, "CLI", "show none"),
     "plan": Row(KEYS.plan(), CONTROLLER, "dispatchers, agents", "keep the last good table; hold a drain"),
     "plan_node": Row(KEYS.plan_node("node0"), CONTROLLER, "agents at their start, dispatchers", "keep the last one"),
-    "kept": Row(KEYS.kept("plans"), CONTROLLER, "the next controller", "goes on from its own disk",
+    "kept": Row(KEYS.kept("plans"), CONTROLLER, "the next controller", "continues from its own disk",
                 "writes it again with the next change"),
     "rollout": Row(KEYS.rollout(), CONTROLLER, "CLI", "show none"),
     "decisions": Row(KEYS.decisions(), CONTROLLER, "CLI", "show those of the disk", APPENDS),
@@ -378,7 +378,7 @@ async def test_a_real_redis_and_its_scripts_do_the_same(shared_redis) -> None:
             assert again is not None, "its own lease is nothing to wait for"
             assert again.epoch == lease.epoch + 1
             lease = again
-        await client.set(keys.lease("feed:GB"), b"for ever")
+        await client.set(keys.lease("feed:GB"), b"forever")
         assert await state.acquire("feed:GB", "somebody") is not None
     finally:
         await stores.close()

@@ -86,7 +86,7 @@ async def test_readiness_swap_death_of_the_stub_and_counters(kind, tmp_path):
         assert [c.version for c in await server.statistics()] == [4]
         with pytest.raises(LoadFailed):
             await server.swap(LARGE, replace(LARGE, version=9, variant="digits-none"))
-        await server.probe("digits", 4)  # what was loaded before goes on serving
+        await server.probe("digits", 4)  # what was loaded before continues serving
         kill_stub()
         await asyncio.sleep(0.2)
         with pytest.raises(StubDead):

@@ -116,7 +116,7 @@ async def test_tools_are_passed_on_and_their_calls_come_back_whole_or_as_a_strea
     assert again.choices[0].message.content == "w0 w1 w2 w3 w4 w5 w6 w7 "
     sent = engine.bodies[-1]["messages"]
     assert [each["id"] for each in sent[1]["tool_calls"]] == [each["tool_call_id"] for each in sent[2:]]
-    with pytest.raises(openai.InternalServerError, match="an event of the engine is no completion"):
+    with pytest.raises(openai.InternalServerError, match="an engine event is not a completion"):
         await adopted.client.chat.completions.create(
             model=CHAT, messages=[{"role": "user", "content": "!mad"}], **tools
         )
@@ -129,10 +129,10 @@ FAULTS = {
     "!404": (openai.InternalServerError, "The model does not exist. Remedy: correct address or model"),
     "!html": (openai.InternalServerError, "answers text/html, no stream of events: <html>It works!</html>. Remedy:"),
     "!half": (openai.InternalServerError, "ended within an event"),
-    "!broken": (openai.InternalServerError, "is no JSON: {choices}"),
+    "!broken": (openai.InternalServerError, "is not JSON: {choices}"),
     "!error": (openai.InternalServerError, "broke the answer off: the engine core died"),
-    "!cut": (openai.InternalServerError, "broke the answer off: its stream ended without a finish_reason"),
-    "!close": (openai.InternalServerError, "broke the answer off: its stream ended without a finish_reason"),
+    "!cut": (openai.InternalServerError, "aborted the answer: its stream ended without a finish_reason"),
+    "!close": (openai.InternalServerError, "aborted the answer: its stream ended without a finish_reason"),
     "x" * 1001: (openai.BadRequestError, "the maximum context length is 1000"),
 }
 
@@ -279,10 +279,10 @@ async def test_what_is_wrong_of_a_grpc_request_is_one_error_that_names_it(adopte
 
     two = 2 * (b"\x02\0\0\0" + b"hi")
     for asked, words in (
-        (request("hello", sampling=b"{"), "sampling_parameters is no JSON object"),
+        (request("hello", sampling=b"{"), "sampling_parameters is not a JSON object"),
         (request("hello", sampling={"n": 2}), "n = 2: an engine gives one choice. Remedy: send n = 1"),
-        (request("hello", sampling=b'{"temperature": NaN}'), "the request is no JSON: Out of range float"),
-        (request("hello", sampling=b'{"stop": "\\ud800"}'), "the request is no JSON: 'utf-8' codec"),
+        (request("hello", sampling=b'{"temperature": NaN}'), "the request is not JSON: Out of range float"),
+        (request("hello", sampling=b'{"stop": "\\ud800"}'), "the request is not JSON: 'utf-8' codec"),
         (request("hello", sampling=b'{"a":' * 5000 + b"1" + b"}" * 5000), "recursion"),
         (changed("text_input"), "text_input is missing. Remedy: send one text"),
         (changed("text_input", raw=b"\x09\0\0\0hi"), "input text_input (BYTES): "),
@@ -304,7 +304,7 @@ async def test_texts_that_are_not_unicode_are_refused_wherever_they_stand(adopte
         "function": {"name": "sea", "description": "\ud800", "parameters": {"most": float("nan")}},
     }
     for change, words in (
-        ({"tools": [odd]}, "the request is no JSON"), ({"stop": "\ud800"}, "the request is no JSON"),
+        ({"tools": [odd]}, "the request is not JSON"), ({"stop": "\ud800"}, "the request is not JSON"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "not Unicode"),
     ):  # fmt: skip
         body = json.dumps({"model": CHAT, "messages": HELLO, **change})

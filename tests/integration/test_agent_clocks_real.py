@@ -1,4 +1,4 @@
-"""A slower clock makes a real Triton on a simulated GPU slower, and the GPU draw less, while it goes on serving."""
+"""A slower clock makes a real Triton on a simulated GPU slower, and the GPU draw less, while it continues serving."""
 
 import asyncio
 import time

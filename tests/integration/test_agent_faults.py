@@ -1,4 +1,4 @@
-"""Drivers that misbehave as real ones have been seen to: the agent says so, goes on beside it, and recovers."""
+"""Drivers that misbehave as real ones have been seen to: the agent says so, continues beside it, and recovers."""
 
 import itertools
 import time
@@ -20,7 +20,7 @@ from trefoil.core.plan_check import sealed
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 RATE = 20.0  # the agent's clock against ours
-MINUTES_S = 120.0 / RATE  # in ours: room for a machine that stands still while the other GPU goes on
+MINUTES_S = 120.0 / RATE  # in ours: room for a machine that stands still while the other GPU continues
 LASTING = 100_000
 LEFT, RIGHT = key("4g.20gb", 0), key("3g.20gb", 4)
 CREATE_GI, CREATE_CI = "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"
@@ -39,7 +39,7 @@ def cluster(stage) -> Iterator[FastCluster]:
 
 @pytest.fixture
 def fresh(stage) -> Iterator[FastCluster]:
-    """A node of one's own, for what nobody should inherit."""
+    """A separate node, so that no other test inherits its state."""
     one = FastCluster(stage)
     try:
         yield one
@@ -252,7 +252,8 @@ def test_a_driver_loaded_again_in_mid_plan_gets_all_slices_back(fresh, symbol, c
 
 
 def test_instances_that_only_a_stale_listing_shows_stand_in_nobodys_way(stage):
-    """Somebody makes an instance and destroys it; sessions that saw it go on listing it (seen with long-lived ones)."""
+    """Somebody makes an instance and destroys it; sessions that saw it continue listing it (seen with long-lived
+    ones)."""
     cluster = FastCluster(stage, node={"stale_listing": True})
     try:
         go(cluster, plan(planned("4g.20gb", 0, 1)))

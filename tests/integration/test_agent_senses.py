@@ -1,4 +1,4 @@
-"""What the agent tells of its node: capabilities as probed, and GPUs that report errors of their own accord."""
+"""What the agent tells of its node: capabilities as probed, and GPUs that report separate errors accord."""
 
 import json
 import time

@@ -78,7 +78,7 @@ async def test_a_tenant_is_refused_with_the_time_and_others_are_served(budgets):
     assert 7100 < int(answer.headers["retry-after"]) <= 7200
     assert "trefoil_budget_rung" not in await budgets.ask("other")
     totals = system.local.accounting.load.totals["digits"]
-    assert (totals.failed, totals.answered) == (0, 1), "what was refused is no demand"
+    assert (totals.failed, totals.answered) == (0, 1), "what was refused is not demand"
     await budgets.set()
     await until(lambda: system.local.budgets.find("acme", "digits", WallClock().now_s()) is None)
     assert "trefoil_budget_rung" not in await budgets.ask("acme")

@@ -1,4 +1,4 @@
-"""The carbon feed as a process of its own, with a real Redis that dies, is emptied and comes back."""
+"""The carbon feed as a separate process, with a real Redis that dies, is emptied and comes back."""
 
 import asyncio
 import os
@@ -79,7 +79,7 @@ async def test_a_restart_goes_on_with_the_same_history_and_a_higher_epoch(feed, 
     assert "held" in third.estimation_method
     assert (feed.folder / "feed" / "epoch-demo").read_text() == f"{third.epoch}\n"
     history = [r.starts_at_s for _, r in await own_state.stream(own_state.keys.carbon_history(SERIES), CarbonReading)]
-    assert len({round(at_s, 2) for at_s in history}) == len(history), "nothing stands twice"
+    assert len({round(at_s, 2) for at_s in history}) == len(history), "nothing occurs twice"
     assert max(history) >= second.starts_at_s - 1e-3, "a feed that holds leaves the history as it was"
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of a feed that runs as a process of its own."""
+"""What can be asked of a feed that runs as a separate process."""
 
 import asyncio
 from collections.abc import AsyncIterator

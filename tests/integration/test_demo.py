@@ -43,7 +43,7 @@ def start(out: Path, offset: int, **more: Any) -> "subprocess.Popen[str]":
     argv = [sys.executable, "-m", "trefoil.cli.main", "demo", "--out", str(out), "--port-offset", str(offset)]
     for key, value in {**SHORT, **more}.items():
         argv += ["--set", f"{key}={value}"]
-    # A session of its own, as a shell gives to a job: signals of the test runner are not meant for it.
+    # A separate session, as a shell gives to a job: signals of the test runner are not meant for it.
     return subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,

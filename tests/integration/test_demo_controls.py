@@ -26,7 +26,7 @@ SHORT = {
     "load.permute_labels": "true",
     "meter": "none",
 }
-DEADLINE_S = 360.0  # 105 s beside two other lanes; a feed that is slow to start has a run begin anew
+DEADLINE_S = 360.0  # 105 s beside two other lanes; a feed that is slow to start has a run begin again
 
 
 @pytest.mark.timeout(450)

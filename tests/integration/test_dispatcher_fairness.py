@@ -105,7 +105,7 @@ async def tenants(state, tmp_path, monkeypatch):
 
 
 async def keep_asking(running, tenant: str, served: Counter, connections: int = 1, at_once: int = 1) -> None:
-    """So many requests at once on each connection, again as soon as they end, for ever."""
+    """So many requests at once on each connection, again as soon as they end, forever."""
 
     async def ask(client) -> None:
         while True:

@@ -330,7 +330,7 @@ async def test_refused_at_once(system, jobs):
     assert "items = 0: has no items" in await refused(submit(messages([])))
     assert "NOT_FOUND zones = 'FR'" in await refused(submit(messages(items(1), zones=["FR"])))
     assert "NOT_FOUND tenant = 'blue'" in await refused(submit(messages(items(1), tenant="blue")))
-    assert "NOT_FOUND id = 'b': is no job" in await refused(jobs.stub.Get(jobs_pb2.GetRequest(id="b")))
+    assert "NOT_FOUND id = 'b': is not a job" in await refused(jobs.stub.Get(jobs_pb2.GetRequest(id="b")))
     assert "job: comes first" in await refused(submit(iter([])))
     sent = list(messages(items(3)))
     assert "total = 0: 3 items came" in await refused(submit(iter(sent[:-1])))
@@ -431,7 +431,7 @@ async def test_by_commands(system, jobs, tmp_path):
     assert "no more of it" in await trefoil(jobs, "watch", "b", code=1)
     assert [job["id"] for job in json.loads(await trefoil(jobs, "list", "--json"))] == ["b", "a"]
     assert json.loads(await trefoil(jobs, "show", "b", "--json"))["state"] == "cancelled"
-    assert "is no job. Remedy: " in await trefoil(jobs, "show", "ghost", code=2)
+    assert "is not a job. Remedy: " in await trefoil(jobs, "show", "ghost", code=2)
     soon = await trefoil(jobs, "submit", "digits", str(file), "--complete-by", "soon", code=2)
     assert "--complete-by = 'soon': not a time. Remedy: write 2026-11-20T12:00Z, or how long it may take" in soon
 
@@ -513,7 +513,7 @@ async def test_answers_are_booked_to_the_jobs_tenant(state, tmp_path):
     ):
         windows = system.running.loop.subscribe()
         await jobs.submit(items(20), id="a", tenant="blue")
-        assert "tenant = 'red': is no tenant. Remedy: use one of: blue" in await refused(
+        assert "tenant = 'red': is not a tenant. Remedy: use one of: blue" in await refused(
             jobs.stub.Submit(messages(items(1), tenant="red"))
         )
         assert (await jobs.ended("a")).answered == 20

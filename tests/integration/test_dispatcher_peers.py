@@ -92,7 +92,7 @@ async def pair(state, folder, names=("d1", "d1"), tls=None, **more):
 
 @pytest.fixture
 async def two(state, tmp_path, monkeypatch):
-    monkeypatch.setattr(peer_links, "ASK_TIMEOUT_S", 30.0)  # of an answer that is missing, a table says so and goes on
+    monkeypatch.setattr(peer_links, "ASK_TIMEOUT_S", 30.0)  # a table names a missing answer and continues
     async with pair(state, tmp_path) as made, triton.InferenceServerClient(made.other.address) as client:
         made.client = client
         yield made
@@ -187,7 +187,7 @@ async def test_a_deadline_is_forwarded_and_a_cancelled_request_leaves_no_trace(t
 
 
 async def test_who_waits_follows_the_credits_when_they_move(two):
-    """The worker with the credit leaves: what waits with it goes on to the one that takes over."""
+    """The worker with the credit leaves: what waits with it continues to the one that takes over."""
     two.slice.gate.clear()
     server, other = two.server, two.other
     calls = [asyncio.create_task(two.client.infer("digits", [image(n)])) for n in range(6)]
@@ -320,7 +320,7 @@ async def test_a_worker_of_another_host_that_is_not_reached_keeps_its_share(stat
 
 
 async def test_an_acknowledgement_of_no_worker_takes_no_share_of_who_serves_or_starts(state, tmp_path):
-    """It stands for ever, and names an address at which something listens."""
+    """It stands forever, and names an address at which something listens."""
     async with FakeTriton(version=4) as slice_:
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target)]))

@@ -84,7 +84,7 @@ class Users:
 
 @pytest.mark.gate
 async def test_unmodified_clients_get_onnxruntimes_values_and_perf_analyzer_its_start(state, tmp_path, slices, answers):
-    # A slice that stands still for a moment is no outlier here: the other one would have its share.
+    # A slice that stands still for a moment is not an outlier here: the other one would have its share.
     async with serving(state, tmp_path, slices, hang_quiet_s=60.0, idle_probe_s=0.0) as running:
         images, _ = heldout()
 

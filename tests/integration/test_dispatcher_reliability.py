@@ -1,6 +1,6 @@
 """Deadlines, retries, outliers and draining of a running dispatcher, in front of slices that misbehave.
 
-Slices that are stopped with SIGSTOP are processes of their own: their kernel goes on taking connections and bytes.
+Slices that are stopped with SIGSTOP are separate processes: their kernel continues taking connections and bytes.
 """
 
 import asyncio
@@ -389,7 +389,7 @@ async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_
 
 
 class NoMessages(Streamed):
-    """Decoupled: its answers are no messages."""
+    """Decoupled: its answers are not messages."""
 
     def _methods(self):
         made = super()._methods()
@@ -405,7 +405,7 @@ async def test_an_answer_of_a_stream_that_is_no_message_fails_its_request_alone_
     async with dispatcher_system(state, tmp_path, NoMessages(), credits=1) as system:
         for _ in range(3):
             (answer,) = [answer async for answer in system.stub.ModelStreamInfer(iter([request(1)]))]
-            assert "is no inference response" in answer.error_message
+            assert "is not an inference response" in answer.error_message
         await until(lambda: not system.local.routing.in_flight())
         assert system.local.accounting.load.totals["digits"].by_code == {"INTERNAL": 3}
         assert not system.local.health.ejected_total

@@ -133,7 +133,7 @@ async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have
     assert told.why.startswith("waits (1 wait already)")
     system.slices[0].gate.set()
     await asyncio.gather(*tasks)
-    with pytest.raises(InvalidInput, match="says nothing about where a request goes"):
+    with pytest.raises(InvalidInput, match="does not affect where a request goes"):
         await explain(temperature="0.5")
     with pytest.raises(InvalidInput, match="whole number"):
         await explain(priority="high")

@@ -272,7 +272,7 @@ async def test_over_its_rate_a_tenant_is_told_when_to_come_back_and_others_are_s
         assert 90 < int(headers["retry-after"]) <= 101
         await infer(data, metadata=(("authorization", "Bearer alpha-secret"),))
         assert len(world.slice.requests) == 3
-        assert world.running.local.accounting.load.totals["digits"].failed == 0, "what was turned away is no demand"
+        assert world.running.local.accounting.load.totals["digits"].failed == 0, "what was turned away is not demand"
 
 
 def _message() -> bytes:

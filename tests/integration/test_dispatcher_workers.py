@@ -139,7 +139,7 @@ async def test_three_workers_serve_a_family_with_two_credits_and_survive_a_kill(
         gaps = [awake.between(a, b) for a, b in zip([killed_s, *later], later, strict=False)]
         assert max(gaps) <= 2.0
         assert xs.executed + large.executed - executed <= load.answered + sum(load.failed.values()), "none twice"
-        table = await one.until(up(3, 2), 90)  # it is back, under a number of its own
+        table = await one.until(up(3, 2), 90)  # it is back, under a separate number
         assert max(w.worker for w in table.workers) >= 1000
         after = one.pids()
         assert [place for place in sorted(after) if after[place] != before[place]] == [min(serving)]

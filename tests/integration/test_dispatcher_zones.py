@@ -344,7 +344,7 @@ async def test_a_zones_token_is_good_for_its_own_jobs_alone(two):
     home, other, wrong = map(jobs_pb2_grpc.JobsStub, channels)
     status = (await home.Submit(messages(numbered(5), zones=["FAR"], id="mine"))).status
     assert status.job.tenant == "home"
-    assert "is no job of tenant other. Remedy: " in await refused(other.Get(jobs_pb2.GetRequest(id="mine")))
+    assert "is not a job of tenant other. Remedy: " in await refused(other.Get(jobs_pb2.GetRequest(id="mine")))
     assert "NOT_FOUND" in await refused(other.Cancel(jobs_pb2.CancelRequest(id="mine")))
     assert "NOT_FOUND" in await refused(other.GetResults(jobs_pb2.GetResultsRequest(id="mine")).read())
     assert "NOT_FOUND" in await refused(other.Watch(jobs_pb2.WatchRequest(id="mine")).read())

@@ -184,7 +184,7 @@ async def test_the_next_agent_finds_what_runs_and_a_kill_behind_its_back(runtime
     container.kill("SIGKILL")
     until(lambda: not second.list()[0].alive)
     assert second.list()[0].exit_code == -9
-    container.start()  # somebody's hand: another life, whose counters begin anew
+    container.start()  # somebody's hand: another life, whose counters begin again
     until(lambda: second.list()[0].alive)
     assert second.list()[0].incarnation != started.incarnation
     container.kill("SIGKILL")

@@ -45,7 +45,7 @@ BAD = {
     "the prompt in a stream": (
         request(PROMPT, exclude_input_in_output=False), "`exclude_input_in_output` = False is not allowed",
     ),
-    "sampling parameters that are no JSON": (request(PROMPT, sampling=b"{"), "JSONDecodeError"),
+    "sampling parameters that are not JSON": (request(PROMPT, sampling=b"{"), "JSONDecodeError"),
     "a prompt beyond the context": (request("word " * CONTEXT), "longer than the maximum model length of"),
     "an adapter": (request(PROMPT, sampling={"lora_name": "x"}), "LoRA feature is not enabled."),
 }  # fmt: skip

@@ -79,7 +79,7 @@ class Case:
         for name in ("config.pbtxt", "family.toml"):
             shutil.copyfile(MODELS / self.family / name, root / self.family / name)
         for version in exported(self.family).iterdir():
-            shutil.copytree(version, root / self.family / version.name)  # files lie below their repository
+            shutil.copytree(version, root / self.family / version.name)  # files are below their repository
         return root
 
     def expected(self, models: Path, folder: Path) -> dict[int, Tensors]:

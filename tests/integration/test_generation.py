@@ -21,7 +21,7 @@ STEP_MS = 100.0  # of a paced slice, however many streams it decodes
 BAD = {
     "empty": (request(""), "PROMPT is empty"),
     "blank": (request(" \n"), "PROMPT is empty"),
-    "no text": (request(b"def \xff\xfe():"), "PROMPT is no UTF-8 text: byte 4 is 0xff"),
+    "no text": (request(b"def \xff\xfe():"), "PROMPT is not UTF-8 text: byte 4 is 0xff"),
     "over the limit": (request("x, " * 60), "PROMPT has"),
     "far over the limit": (request("a" * 1_000_000), "PROMPT has 1000000 bytes"),
     "no tokens": (request("def a():", 0), "MAX_TOKENS is 0. Remedy: 1 to 192"),

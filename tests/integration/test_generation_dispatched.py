@@ -139,7 +139,7 @@ async def test_refused_prompts_are_the_clients_fault_and_eject_nothing(world):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _status(world.address, request(b"\xff"))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "PROMPT is no UTF-8 text" in caught.value.details()
+    assert "PROMPT is not UTF-8 text" in caught.value.details()
     assert world.load.totals[FAMILY].by_code == {"INVALID_ARGUMENT": 61}
     assert (await ask(world.address, request(prompts()[0]))).tokens
 
@@ -435,7 +435,7 @@ async def _completions(address: str, asked: list[str], due_s: np.ndarray) -> tup
 
 @asynccontextmanager
 async def _queued(queue: str, redis_url: str, folder: Path) -> AsyncIterator[Running]:
-    """A slice of pydoc-m behind a dispatcher with that queue, in a cluster of their own."""
+    """A slice of pydoc-m behind a dispatcher with that queue, in a separate cluster."""
     folder.mkdir()
     pace = PaceFile(folder / "pace", [(3, batch, ITERATION_MS * ITERATIONS, 0.0) for batch in (1, 8)], family=FAMILY)
     slice_, state = TritonProcess(folder, 3, serving=hosted(3), pace=pace.path), State.connect(redis_url, folder.name)

@@ -26,7 +26,7 @@ def repository(folder: Path) -> Path:
     family.mkdir(parents=True)
     link_shared(MODELS, made)
     shutil.copyfile(MODELS / "digits" / "config.pbtxt", family / "config.pbtxt")
-    shutil.copytree(MODELS / "digits" / "1", family / "1")  # files lie below their repository
+    shutil.copytree(MODELS / "digits" / "1", family / "1")  # files are below their repository
     head, *parts = (MODELS / "digits" / "family.toml").read_text().split("[[variants]]")
     (family / "family.toml").write_text("[[variants]]".join([head, *(part for part in parts if '"digits-xs"' in part)]))
     lines = (MODELS / "digits" / "profile.csv").read_text().splitlines()

@@ -154,7 +154,7 @@ async def test_letters_are_whole_however_their_bytes_come(client):
         model="speller", messages=[{"role": "user", "content": prompt}], stream=True
     )
     texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
-    assert "".join(texts) == "Größe 海 🌊\ufffd!", "what is no letter is marked, half of one at the end is left out"
+    assert "".join(texts) == "Größe 海 🌊\ufffd!", "what is not a letter is marked, half of one at the end is left out"
 
 
 async def test_knobs_are_headers_and_extra_body_and_the_last_event_has_the_receipt(client, world):
@@ -202,10 +202,10 @@ BAD = [
     ({"model": "nobody"}, 404, "model", "model_not_found", "does not exist"),
     ({"model": "scores"}, 400, "model", None, "generates no text"),
     ({"messages": []}, 400, "messages", None, "has no message"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role", None, "is no role"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role", None, "is not a role"),
     ({"max_tokens": 5, "max_completion_tokens": 5}, 400, "max_tokens", None, "max_completion_tokens is given too"),
     ({"n": 2}, 400, "n", None, "n = 2"),
-    ({"tools": [{"type": "function"}]}, 400, "tools[0]", None, "is no function"),
+    ({"tools": [{"type": "function"}]}, 400, "tools[0]", None, "is not a function"),
     ({"tools": [{"type": "function", "function": {"name": "x"}}]}, 400, "tools", None, f"{CHAT} has no tools"),
     ({"temperature": "hot"}, 400, "temperature", None, "0..2"),
     ({"temprature": 0}, 400, "temprature", None, "did you mean temperature"),

@@ -136,7 +136,7 @@ async def test_files_are_listed_read_and_deleted(client):
     assert (await client.files.retrieve(file.id)) == file
     assert (await client.files.delete(file.id)).deleted
     for call in (client.files.retrieve, client.files.content, client.files.delete):
-        with pytest.raises(openai.NotFoundError, match="is no file of yours"):
+        with pytest.raises(openai.NotFoundError, match="is not a file of yours"):
             await call(file.id)
     batch = await ended(client, await batch_of(client, line(1, {"model": "speller", "prompt": "a"})))
     output = await client.files.retrieve(batch.output_file_id)
@@ -266,8 +266,8 @@ WRONG = [
     ({"completion_window": "soon"}, "completion_window", "is no window"),
     ({"completion_window": "8785h"}, "completion_window", "at most 8784"),
     ({"metadata": {"a": "x" * 600}}, "metadata", "cannot be kept"),
-    ({"input_file_id": "file-none"}, "file_id", "is no file of yours"),
-    ({"extra_body": {"output_expires_after": {}}}, "output_expires_after", "is no parameter"),
+    ({"input_file_id": "file-none"}, "file_id", "is not a file of yours"),
+    ({"extra_body": {"output_expires_after": {}}}, "output_expires_after", "is not a parameter"),
 ]
 
 
@@ -326,7 +326,7 @@ async def test_a_tenant_sees_its_own_alone(state, tmp_path, tritons):
         for call in (two.batches.retrieve(batch.id), two.batches.cancel(batch.id)):
             with pytest.raises(openai.NotFoundError):
                 await call
-        with pytest.raises(openai.NotFoundError, match="is no file of yours"):
+        with pytest.raises(openai.NotFoundError, match="is not a file of yours"):
             await two.batches.create(
                 input_file_id=batch.input_file_id, endpoint="/v1/completions", completion_window="24h"
             )

@@ -1,4 +1,4 @@
-"""A policy of one's own on a whole system: `trefoil up` with a row of one's own, and each column of it seen at work."""
+"""Your own policy on a whole system: `trefoil up` with your own row, and each column of it seen at work."""
 
 import asyncio
 import re

@@ -258,7 +258,7 @@ def test_a_triton_gets_none_of_the_agents_privileges(kit):
 
 @needs_root
 def test_what_leaves_its_session_and_its_mark_behind_ends_with_its_user(confined_kit):
-    """Model code may clear its environment and lead a session of its own: whose it is stays written on it."""
+    """Model code may clear its environment and lead a separate session: whose it is stays written on it."""
     kit, runtime, launch = confined_kit, confined_kit.again(), confined_kit.launch()
     runtime.start("a.g1", replace(launch, argv=(sys.executable, "-c", FLEE, HOLD, launch.argv[3])), kit.log)
     until(lambda: listens(launch))

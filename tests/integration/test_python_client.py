@@ -61,7 +61,7 @@ async def test_what_goes_wrong_is_one_of_our_errors(system):
         system.slice.gate.set()
     with trefoil.Client("127.0.0.1:1") as client:
         await refused(Unavailable, "127.0.0.1:1", "digits", IMAGES)
-    with pytest.raises(SettingError, match="address = 'localhost': is no address"):
+    with pytest.raises(SettingError, match="address = 'localhost': is not an address"):
         trefoil.Client("localhost")
 
 

@@ -167,7 +167,7 @@ class Controllers:
         return Leadership(self.states[n], disk, WallClock(), Metrics("controller"), lambda: [])
 
     async def run(self, n: int) -> None:
-        """As the process does, which starts anew where another one has led."""
+        """As the process does, which starts again where another one has led."""
         while True:
             try:
                 await self.of[n].maintain()

@@ -269,7 +269,7 @@ def test_a_driver_restart_ends_what_runs_and_is_another_load(client, inventory, 
     assert gone(child)
     assert list((folder / "pace").iterdir()) == []
     counted_j, truth = inventory.energy_j(GPU0), device_truth(client)
-    assert counted_j < truth["counter_j"]  # the counter began anew, the true split went on
+    assert counted_j < truth["counter_j"]  # the counter began again, the true split went on
     total_j = truth["active_j"] + truth["idle_j"] + truth["unallocated_j"]
     assert total_j == pytest.approx(truth["counter_j"], rel=1e-9)
 

@@ -1,4 +1,4 @@
-"""Model code in a slice's container answers and never asks: tried on a machine of its own, with a real engine."""
+"""Model code in a slice's container answers and never asks: tried on a separate machine, with a real engine."""
 
 import json
 import os

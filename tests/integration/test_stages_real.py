@@ -1,4 +1,4 @@
-"""A family that ships, split into two stages on slices of their own, by real Tritons behind a dispatcher."""
+"""A family that ships, split into two stages on separate slices, by real Tritons behind a dispatcher."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ async def serving(
 ) -> AsyncIterator[Running]:
     for one, hosted in zip(tritons, HOSTED, strict=True):
         await one.ready([hosted], READY_S)
-    # A slice that stands still for a moment is no outlier here.
+    # A slice that stands still for a moment is not an outlier here.
     async with dispatching(state, folder, hang_quiet_s=60.0, idle_probe_s=0.0) as running:
         found = [
             replace(status(at, one.launch.grpc_target), hosted=(hosted,))

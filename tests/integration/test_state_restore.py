@@ -1,4 +1,4 @@
-"""`trefoil state dump --output` and `restore`: a controller on an empty disk and Redis goes on as the one before."""
+"""`trefoil state dump --output` and `restore`: a controller on an empty disk and Redis continues as the one before."""
 
 import asyncio
 import json
@@ -97,8 +97,8 @@ def wrong_dumps(dump: Path, config: Path, folder: Path) -> Iterator[tuple[tuple[
     yield (other("byte", whole.replace(b"kept:plans", b"kept:plane")), *own), "is cut or damaged"
     newer = json.dumps(head | {"trefoil_state": 2, "version": "9.0"}).encode() + b"\n"
     yield (other("newer", b"".join([newer, *lines[1:]])), *own), "is of a newer Trefoil, 9.0 (format 2"
-    yield (other("foreign", b'{"plan": {}}\n'), *own), "is no dump of Trefoil's state"
-    yield (other("empty", b""), *own), "is no dump of Trefoil's state"
+    yield (other("foreign", b'{"plan": {}}\n'), *own), "is not a dump of Trefoil's state"
+    yield (other("empty", b""), *own), "is not a dump of Trefoil's state"
     elsewhere = settings("elsewhere.toml", "mode = ", 'cluster = "other"\nmode = ')
     yield (str(dump), "--config", elsewhere), "is of cluster 'default', not of 'other'"
     key = folder / "other.key"

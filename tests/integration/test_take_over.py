@@ -1,4 +1,4 @@
-"""Two controllers, each on a disk of its own, and one Redis: who leads next knows what the one before knew, and whoever
+"""Two controllers, each on a separate disk, and one Redis: who leads next knows what the one before knew, and whoever
 was overtaken writes nothing."""
 
 import contextlib

@@ -119,7 +119,7 @@ def noting(cls: type, method: str, note: Note) -> Any:
 
 
 class Proxy:
-    """Notes calls of ports, their answers and errors. Attributes that are no port pass."""
+    """Notes calls of ports, their answers and errors. Attributes that are not a port pass."""
 
     def __init__(self, real: Any, protocol: type, note: Note) -> None:
         self._real, self._protocol, self._note = real, protocol, note

@@ -165,7 +165,7 @@ def test_the_job_with_the_most_late_answers_goes_first_then_who_came_first():
 
 
 def test_a_job_is_a_family_and_a_class():
-    """Both classes of one family wait in lines of their own, each by its own objective."""
+    """Both classes of one family wait in separate lines, each by its own objective."""
     router = group()
     picked = [router.on_arrival(asks("a", n), 10.05) for n in (1, 2)]
     assert [device(each) for each in picked] == ["high", "low"]

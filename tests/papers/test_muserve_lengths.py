@@ -113,7 +113,7 @@ def test_of_tasks_whose_lengths_prompts_tell_the_queue_takes_as_much_off_as_in_t
 
     fifo, ssjf, hot = mean_s("fifo"), mean_s("ssjf"), mean_s("ssjf", repeated=0.5)
     assert 0.62 < ssjf / fifo < 0.75
-    assert hot < 0.95 * ssjf, "a length that is known is no prediction"
+    assert hot < 0.95 * ssjf, "a length that is known is not a prediction"
     assert mean_s("oracle") < mean_s("right classes") < hot
     assert mean_s("ssjf", classes=2) > 1.05 * ssjf, "section 3.3: two classes are too coarse"
 

@@ -104,7 +104,7 @@ def test_the_model_that_is_late_is_replicated_and_no_more_than_is_asked_for():
 def test_what_cannot_be_placed_is_refused():
     with pytest.raises(Infeasible, match=r"gpus = 1: 1 models of 24 MiB fit no 1 GPUs of 16 MiB. Remedy: more GPUs"):
         place([model("large", 1.0, 24.0)], Cluster(1, 16.0, TOP), [])
-    with pytest.raises(InvalidInput, match=r"gpus = 17: is no number of GPUs to enumerate. Remedy: 1 to 16"):
+    with pytest.raises(InvalidInput, match=r"gpus = 17: is not a number of GPUs to enumerate. Remedy: 1 to 16"):
         place([model("m", 1.0, 1.0)], Cluster(17, 16.0, TOP), [])
 
 

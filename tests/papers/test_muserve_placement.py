@@ -10,7 +10,7 @@ from controller.planners.muserve.clusters import clusters, stage_ends
 from trefoil.core.errors import InvalidInput
 
 # A block with a branch around it: conv -> relu -> (fc1 -> gelu -> fc2) -> add -> norm. By hand, threshold 0.5:
-#   conv 1.8 begins. relu 0.2: |0.2 - 1.8| >= 0.5, a cluster of its own. fc1 2.0 begins. gelu 1.7: |1.7 - 2.0| < 0.5,
+#   conv 1.8 begins. relu 0.2: |0.2 - 1.8| >= 0.5, a separate cluster. fc1 2.0 begins. gelu 1.7: |1.7 - 2.0| < 0.5,
 #   mean 1.85. fc2 1.5: |1.5 - 1.85| < 0.5, mean 1.7333. add 0.1 begins. norm 0.4: |0.4 - 0.1| < 0.5, the last.
 EDGES = [
     ("conv", "relu"), ("relu", "fc1"), ("fc1", "gelu"), ("gelu", "fc2"), ("fc2", "add"), ("relu", "add"),
@@ -30,7 +30,7 @@ def test_clusters_of_the_worked_graph():
 def test_algorithm_1_as_printed_on_the_worked_graph():
     # conv is the first of the cluster and the first of the loop: 1.8 - 1.8 < 0.5 appends it again, mean 1.8.
     # relu: 0.2 - 1.8 < 0.5 joins, mean 1.2667. fc1: 2.0 - 1.2667 >= 0.5 ends it; the mean stays 1.2667.
-    # gelu: 1.7 - 1.2667 < 0.5 joins, mean 1.85. fc2, add and norm lie below it and join. Nothing is emitted after that.
+    # gelu: 1.7 - 1.2667 < 0.5 joins, mean 1.85. fc2, add and norm are below it and join. Nothing is emitted after that.
     assert clusters(ORDER, SCORES, 0.5, literal=True) == [["conv", "conv", "relu"]]
 
 

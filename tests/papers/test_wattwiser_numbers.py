@@ -1,4 +1,4 @@
-"""Numbers of WattWiser's text: Fig. 2 (1:1, 2:1, 5:1), Algorithm 2 as printed and mended, Algorithm .1 over time."""
+"""Numbers of WattWiser's text: Fig. 2 (1:1, 2:1, 5:1), Algorithm 2 as printed and fixed, Algorithm .1 over time."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -146,7 +146,7 @@ def test_preset_shared_left_carries_in_whole_plans_what_equal_parts_do_not():
 
 
 def test_hours_of_swim_can_sleep_through_27_percent_at_most_and_bins_of_two_minutes_through_more():
-    """The paper saves 34 %: its bins are no hours."""
+    """The paper saves 34 %: its bins are not hours."""
     if data_folder() is None:
         pytest.skip("no TREFOIL_DATA: SWIM is not here")
     assert asleep_at_most_pct((swim(0), swim(1))) == pytest.approx(27.1, abs=0.05)

@@ -103,7 +103,7 @@ def test_no_answer_is_a_crash_and_none_is_believed_that_is_no_intensity(name, da
         return said, points
 
     said, points = asyncio.run(ask())
-    assert check_forecast(points, series, now_s, 48 * 3600.0) is not None, "two points are no forecast"
+    assert check_forecast(points, series, now_s, 48 * 3600.0) is not None, "two points are not a forecast"
     decision = FallbackLadder().decide(FallbackView(now_s, series, (said,)))
     if decision.reading is not None:
         assert isinstance(said.observation, Observation)

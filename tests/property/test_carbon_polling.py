@@ -133,7 +133,7 @@ def test_the_breaker_opens_lets_one_probe_through_and_closes():
         one.ask("refused", 0.0)
         assert one.polling.failures == failures
     assert one.polling.breaker(one.now_s) is Breaker.OPEN
-    assert "none but a probe" in one.polling.extra_refusal(one.now_s).message
+    assert "only a probe" in one.polling.extra_refusal(one.now_s).message
     one.now_s = one.polling.next_s(one.now_s)
     assert one.polling.breaker(one.now_s) is Breaker.HALF_OPEN
     one.polling.begin(one.now_s)

@@ -1,4 +1,4 @@
-"""Whatever the feed is asked, it answers or says which field is wrong; it never meets a bug of its own."""
+"""Whatever the feed is asked, it answers or says which field is wrong; it never meets a separate bug."""
 
 import asyncio
 

@@ -1,7 +1,7 @@
 """Thousands of random histories of a device: no joule lost, counted twice or negative, each slice close to the truth.
 
 A history is a string of bytes: which device, what runs on it, and what happens in each interval. What happens to the
-device (loads, new slices, dead processes, foreign clients, counters that begin anew), to the agent (lost readings,
+device (loads, new slices, dead processes, foreign clients, counters that begin again), to the agent (lost readings,
 Tritons that do not answer, stale sensors, restarts) and to the counter (wobbles) is played on the simulated driver's
 books (`tests.support.metered`), which integrate every term on their own. Nothing here is computed as a remainder.
 """
@@ -104,7 +104,7 @@ class History:
         if event in ("reset", "reload", "restart_reload") and self.pending:
             event = "none"  # together with a lost reading, part of the time before is nowhere
         if event == "reset" and device.counter_j() < 2 * INTERVAL_S_MAX * device.kind.max_w:
-            event = "none"  # a counter that has passed its old value again cannot be seen to have begun anew
+            event = "none"  # a counter that has passed its old value again cannot be seen to have begun again
         if event in ("reset", "reload", "restart_reload") and device.dip_j:
             event = "none"  # what the last reading showed too little is nowhere either
         device.dip_j = 0.0
@@ -142,7 +142,7 @@ class History:
             assert part is not None
             self.allowed_j += self.batch_j(part)
             device.end_process(part, noticed=event == "kill")
-        elif event == "reloaded":  # the model, by the same Triton: its counters begin anew
+        elif event == "reloaded":  # the model, by the same Triton: its counters begin again
             assert part is not None
             self.allowed_j += self.batch_j(part)
             device.end_process(part, noticed=False)

@@ -31,7 +31,7 @@ from trefoil.simulated_node.settings import NodeSettings
 from trefoil.simulator.scenario.policy_check import TABLES
 from trefoil.simulator.scenario.schema import Scenario
 
-LARGE: Final = (10**400, -(16**5000))  # integers that are no float, and that Python does not print
+LARGE: Final = (10**400, -(16**5000))  # integers that are not a float, and that Python does not print
 EXTREME: Final = (1e300, 1e-300, -1e300, 2**63 - 1, 2**62, *LARGE, math.nan, math.inf, -math.inf)
 ROOTS: Final = (
     ControllerSettings, DispatcherSettings, PowerAgentSettings, CarbonFeedSettings, NodeSettings, System, Scenario,

@@ -275,7 +275,7 @@ def test_numbers_that_no_message_holds_are_another_shape(changes):
 def test_a_newer_version_is_named_and_left_as_it_is(name, tmp_path):
     write(tmp_path / name, {"version": 99})
     why, _ = opened(tmp_path, name)
-    if name == "table.jsonl":  # serving goes on: Redis has what it holds
+    if name == "table.jsonl":  # serving continues: Redis has what it holds
         assert not why
         assert json.loads((tmp_path / f"{name}{BAD}").read_text()) == {"version": 99}
         return

@@ -160,7 +160,7 @@ REFUSED = (
         r"is in lb/MWh by a comment, and in g/kWh by its name",
     ),
     row(
-        "a comment that is no unit",
+        "a comment that is not a unit",
         "# unit: percent\ntime,intensity",
         (f"{HOURS[0]},1", f"{HOURS[1]},2"),
         r"# unit = 'percent'",

@@ -434,7 +434,7 @@ REFUSED = (
     row("PyTorch", Model('platform: "pytorch_libtorch"' + XY, model="1/model.pt"), "backend = 'pytorch_libtorch'"),
     row("TensorFlow", Model('platform: "tensorflow_savedmodel"' + XY, model="1/x"), "backend = 'tensorflow_savedm"),
     row("OpenVINO", Model('backend: "openvino"' + XY, model="1/model.xml"), "backend = 'openvino'"),
-    row("vLLM without its arguments", Model('backend: "vllm"', model="1/model.json"), "model.json is no JSON"),
+    row("vLLM without its arguments", Model('backend: "vllm"', model="1/model.json"), "model.json is not JSON"),
     row("no configuration, no known file", Model("", model="1/weights.bin"), "write its config.pbtxt"),
     row("sequences", Model(ONNX + "sequence_batching { direct { } }"), "sequence_batching"),
     row(

@@ -40,7 +40,7 @@ RAPL = tuple(
             ],
             680,
         ),
-        ("the whole platform is no package", [("intel-rapl:0", "package-0", 680), ("intel-rapl:1", "psys", 900)], 680),
+        ("the platform is not a package", [("intel-rapl:0", "package-0", 680), ("intel-rapl:1", "psys", 900)], 680),
     )
 )
 """Zones of one package are one meter."""

@@ -1,4 +1,4 @@
-"""One package is one meter, however many zones show it; what is no share is no activity."""
+"""One package is one meter, however many zones show it; what is not a share is not activity."""
 
 import pytest
 

@@ -20,7 +20,7 @@ def row(source: str, text: str | bytes, expected: object, **options: object) -> 
 
 READ = (
     row("requests by the second", "second,requests\n0,10\n1,20\n2,30\n", (60, 3)),
-    row("a third column that is no rate", "second,requests,errors\n0,10,1\n1,20,0\n", (30, 2)),
+    row("a third column that is not a rate", "second,requests,errors\n0,10,1\n1,20,0\n", (30, 2)),
     row("requests by the minute", "minute,requests\n0,60\n1,120\n", (180, 120)),
     row("SWIM: jobs by the minute", "minute,jobs\n0,1\n1,5\n", (6, 120)),
     row("views by the hour", "hour,views\n5,3600\n6,7200\n", (10_800, 7200)),
@@ -219,7 +219,7 @@ REFUSED = (
         r"is one JSON array.*jq",
     ),
     row("gzip", gzip.compress(b"second,requests\n0,1\n"), r"is packed.*unpack it"),
-    row("UTF-16", "second,requests\n0,1\n".encode("utf-16"), r"is no UTF-8.*save it as UTF-8"),
+    row("UTF-16", "second,requests\n0,1\n".encode("utf-16"), r"is not UTF-8.*save it as UTF-8"),
     row("an empty file", "", r"is empty"),
     row("more than anyone serves", "second,requests\n0,1e300\n1,5\n", r"line 2: more than a billion requests a second"),
     row("a time of no unit", "timestamp,model\n5,a\n45,b\n", r"unit of these times is not known.*time_unit"),

@@ -51,7 +51,7 @@ def test_fig_2_a_p4_alone_misses_a_mean_of_100_ms_and_an_a100_and_an_even_split_
         found[policy] = run["families"]["mobilenet-v3-large"]["mean_ms"], run["grams"]
     assert found["lowenergy"][0] > 100 > found["uniform"][0] > found["highperf"][0]
     assert found["lowenergy"][1] < found["highperf"][1]
-    # As printed the split lies between both; with both GPUs idling at 25 and 55 W it cannot.
+    # As printed the split is between both; with both GPUs idling at 25 and 55 W it cannot.
     assert found["uniform"][1] > found["highperf"][1]
 
 

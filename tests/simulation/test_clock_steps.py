@@ -1,6 +1,6 @@
 """A wall clock that steps by an hour costs nobody anything, in virtual time: nobody is called stale, dead or silent, no
 role is lost, no joule twice; requests and decisions go on. Also where a process starts after the step, on a calendar
-that nobody else has."""
+that no other process has."""
 
 import functools
 from collections import defaultdict

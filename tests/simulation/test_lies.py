@@ -17,7 +17,7 @@ Not told from the truth, by design, and bounded:
 - A worker that starts when its table file and what Redis says of plans are both spoilt has no table until Redis is
   put right. An older plan that is signed it routes by: refusing that one as well would leave it without any table.
 - Whoever writes to the disk of a service can make it do what that service may do: a file that is right in every respect
-  is what the service goes on from.
+  is what the service continues from.
 
 LIES=first:last plays others than the suite does, e.g. LIES=0:10000 pytest tests/simulation/test_lies.py.
 """

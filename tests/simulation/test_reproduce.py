@@ -262,7 +262,7 @@ def test_sweeps_leave_a_table_and_a_picture_each(played, monkeypatch, tmp_path):
 def test_a_gpu_kept_busy_saves_by_being_cut_where_one_at_a_low_load_only_draws_its_idle_power():
     rows = {row["layout"]: row for row in partitions("efficientnet")}
     fine = rows["C3 7x1g"]
-    # The paper's 30 % with b1 lies between the two, and neither is it: the text does not say how busy its GPU was.
+    # The paper's 30 % with b1 is between the two, and neither is it: the text does not say how busy its GPU was.
     assert fine["carbon_saving_pct"] == pytest.approx(0.50, abs=0.05)
     assert fine["busy_carbon_saving_pct"] == pytest.approx(81.8, abs=0.1)
     assert (fine["p95_over_c1"], fine["busy_p95_over_c1"]) == (

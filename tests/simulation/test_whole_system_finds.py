@@ -1,4 +1,4 @@
-"""Faults that were mended once, put back: the whole system in virtual time tells of each, and of none without it."""
+"""Faults that were fixed once, put back: the whole system in virtual time tells of each, and of none without it."""
 
 import inspect
 import textwrap
@@ -101,7 +101,7 @@ def clients_wait(system: System) -> None:
         system.loop.call_later(when_s, hang, system, 3.0)
 
 
-# What was mended (the commit that did it), the method, its text now, the text put back, and what brings it to light.
+# What was fixed (the commit that did it), the method, its text now, the text put back, and what brings it to light.
 CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
     (
         "acknowledgements are forgotten with Redis' data (eee52c3)",
@@ -140,7 +140,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
         "released the controller",
     ),
     (
-        "a client that goes as it is given a slice keeps its credit for ever (bbf0dbe)",
+        "a client that goes as it is given a slice keeps its credit forever (bbf0dbe)",
         AsyncFamilyQueue,
         "abandon",
         "elif future.done() and not future.cancelled() and future.exception() is None:",

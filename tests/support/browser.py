@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives, over the pipe of its DevTools protocol; nothing but the Debian package."""
+"""A headless Chromium that a test drives, over the pipe of its DevTools protocol; only the Debian package."""
 
 import asyncio
 import base64

@@ -33,7 +33,7 @@ class Asked:
 
 
 class CarbonServer:
-    """Replies by path prefix, the last one for ever; what has no reply is a 404."""
+    """Replies by path prefix, the last one forever; what has no reply is a 404."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []

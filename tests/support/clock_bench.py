@@ -135,7 +135,7 @@ class Bench:
             if moment == "after":
                 call()
             self.crashed = True
-            await asyncio.get_running_loop().create_future()  # the process is gone: nothing goes on from here
+            await asyncio.get_running_loop().create_future()  # the process is gone: nothing continues from here
         await asyncio.sleep(0)
         return call()
 

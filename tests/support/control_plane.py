@@ -121,7 +121,7 @@ class ControlPlane:
         self._process = self._controller("controller")
 
     def start_second(self) -> "tuple[subprocess.Popen[bytes], int]":
-        """One more controller, on a disk of its own; its process and port."""
+        """One more controller, on a separate disk; its process and port."""
         port = free_ports(1)[0]
         text = self._settings.replace(f":{self.port}", f":{port}").replace("client_name=first", "client_name=second")
         (self.folder / "second.toml").write_text(text.replace(f"{self.folder}/controller", f"{self.folder}/second"))

@@ -1,7 +1,7 @@
 """A real Docker engine for tests: the one that runs here, else one of our own that leaves nothing behind.
 
 Where none is installed, root takes Debian's packages and unpacks them into a folder of the cache, so that the machine
-itself stays as it is. An engine of our own has its data, socket and processes in one temporary folder, makes no network
+itself stays as it is. A separate engine has its data, socket and processes in one temporary folder, makes no network
 but those that it is asked for, and touches no packet filter: it passes connections on itself.
 """
 

@@ -1,4 +1,4 @@
-"""The carbon feed as a process of its own."""
+"""The carbon feed as a separate process."""
 
 import asyncio
 import signal

@@ -90,11 +90,11 @@ def connection(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
-Target = str | grpc.aio.Channel  # an address: a connection of its own
+Target = str | grpc.aio.Channel  # an address: a separate connection
 
 
 async def answers(target: Target, asked: Any, timeout_s: float = 60.0, **metadata: str) -> AsyncIterator[Any]:
-    """The answers of one request on a stream of its own. Leaving the loop cancels it."""
+    """The answers of one request on a separate stream. Leaving the loop cancels it."""
     async with AsyncExitStack() as opened:
         channel = await opened.enter_async_context(connection(target)) if isinstance(target, str) else target
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

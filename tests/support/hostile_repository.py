@@ -165,10 +165,10 @@ ATTACKS: Final[dict[str, tuple[Attack, str]]] = {
     },
     "weights of the graph lie at the root": (_graph(external("/etc/passwd", 7, 5)), "external_data.location"),
     "weights of the graph are missing": (_graph(external("w.bin", 7, 5)), "external_data"),
-    "the graph is cut off": (_graph(varint(7 << 3 | 2) + varint(10**6)), "is no ONNX model"),
-    "the graph is a number without an end": (_graph(b"\xff" * 30), "is no ONNX model"),
+    "the graph is cut off": (_graph(varint(7 << 3 | 2) + varint(10**6)), "is not an ONNX model"),
+    "the graph is a number without an end": (_graph(b"\xff" * 30), "is not an ONNX model"),
     "the graph is nested without an end": (
-        lambda m, s: _graph(_nested(400))(m, s), "is no ONNX model",
+        lambda m, s: _graph(_nested(400))(m, s), "is not an ONNX model",
     ),
 }  # fmt: skip
 

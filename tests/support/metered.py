@@ -140,11 +140,11 @@ class MeteredDevice:
         self.reset()
 
     def reset(self) -> None:
-        """The counter begins anew and says nothing about it."""
+        """The counter begins again and says nothing about it."""
         self.zero_j = self.energy.counter_j
 
     def new_agent(self) -> None:
-        """Another process of the agent goes on from the energy log; nobody has watched in between."""
+        """Another process of the agent continues from the energy log; nobody has watched in between."""
         self.agent += 1
         self.integral = PowerIntegral()
 

@@ -1,4 +1,4 @@
-"""A queue of one's own, as docs/howto/own-policy.md shows one: `--queue tests.support.own_queue:Urgent`."""
+"""Your own queue, as docs/howto/own-policy.md shows one: `--queue tests.support.own_queue:Urgent`."""
 
 from collections.abc import Hashable, Sequence
 

@@ -1,4 +1,4 @@
-"""A router of one's own, as docs/howto/own-policy.md shows one: `--router tests.support.own_router:LongestIdle`."""
+"""Your own router, as docs/howto/own-policy.md shows one: `--router tests.support.own_router:LongestIdle`."""
 
 from collections.abc import Sequence
 

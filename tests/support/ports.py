@@ -22,7 +22,7 @@ OFFSETS = range(8000, 23_000, 300)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that nobody else gets before 2,000 more have been asked for."""
+    """Ports that nobody listens on, and that no other process gets before 2,000 more have been asked for."""
     return [_take("single", SINGLE, 1) for _ in range(count)]
 
 
@@ -32,7 +32,8 @@ def free_block(count: int) -> int:
 
 
 def free_offset(devices: int = 2) -> int:
-    """A port offset for a system: nobody listens there, and nobody else gets it before 49 more have been asked for."""
+    """A port offset for a system: nobody listens there, and no other process gets it before 49 more have been asked
+    for."""
     return _take("offsets", OFFSETS, 1, devices)
 
 

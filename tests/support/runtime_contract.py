@@ -100,7 +100,7 @@ class Kit:
     host: str = "127.0.0.1"  # where the stand-in listens, as it sees it
 
     def launch(self, *words: str, port: int = 0) -> SliceLaunch:
-        """The stand-in with these words, on a port of its own."""
+        """The stand-in with these words, on a separate port."""
         port = port or free_ports(1)[0]
         prefix = f"trefoil-test-{port}-"
         words = tuple(f"leave={prefix}" if word == "leave" else word for word in words)

@@ -1,4 +1,4 @@
-"""What model code in a container reaches, on a machine of its own: run as `unshare --net --mount python -m` this.
+"""What model code in a container reaches, on a separate machine: run as `unshare --net --mount python -m` this.
 
 That machine has an engine, one more host beside it (another network namespace), an agent and Redis that listen on all
 its addresses, and two slices, whose ports are published on loopback (a) and on all addresses (b). Prints one JSON

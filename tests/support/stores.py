@@ -27,7 +27,7 @@ class Stores(Protocol):
         ...
 
     async def ttl_s(self, key: str) -> float | None:
-        """How long a key lives yet; inf for ever, None not there."""
+        """How long a key lives yet; inf forever, None not there."""
         ...
 
     async def pass_s(self, seconds: float) -> None:
@@ -69,7 +69,7 @@ class RedisStores:
 
 
 class VirtualStores:
-    """A cluster of a Redis in this process, whose time is moved by hand. Clients have clocks of their own."""
+    """A cluster of a Redis in this process, whose time is moved by hand. Clients have separate clocks."""
 
     def __init__(self) -> None:
         self._clock = ManualClock(START_S)

@@ -1,4 +1,4 @@
-"""The whole system as a user runs it: `trefoil up` in a folder of its own on ports of its own, asked by command."""
+"""The whole system as a user runs it: `trefoil up` in a separate folder on ports of its own, asked by command."""
 
 import asyncio
 import json

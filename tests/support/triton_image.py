@@ -93,7 +93,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _libraries(files: Iterable[Path], packages: Path) -> dict[str, Path]:
-    """What the loader takes from this machine, at the same paths; what lies in the environment is in already."""
+    """What the loader takes from this machine, at the same paths; what is in the environment is in already."""
     elves = [path for path in files if (".so" in path.name or os.access(path, os.X_OK)) and _is_elf(path)]
     environment = dict(os.environ)
     if not install().libpython_loads:

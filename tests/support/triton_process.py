@@ -135,7 +135,7 @@ class TritonProcess:
 
     def close(self) -> None:
         stubs = self.stubs() if self.process.poll() is None else []
-        # The whole session: a stub that was started while its server died would stay for ever.
+        # The whole session: a stub that was started while its server died would stay forever.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -12,7 +12,7 @@ TWIN = "twin"
 def two_families(folder: Path, batched: bool = False) -> Path:
     """Write the repository; its twin has the digits' weights, profile and versions. `batched`: Triton forms batches."""
     folder.mkdir(exist_ok=True)
-    folder.chmod(0o755)  # Tritons have users of their own, who read it
+    folder.chmod(0o755)  # Tritons have separate users, who read it
     (folder / "_shared").symlink_to(MODELS / "_shared")
     for family in ("digits", TWIN):
         copy_family(MODELS / "digits", folder / family, batching=batched)

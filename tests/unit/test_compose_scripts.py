@@ -327,7 +327,7 @@ ALL = "dispatcher_1 dispatcher_2 controller carbon_feed renewal agent node node_
 
 
 class Upgrade:
-    """The script that upgrades, on a checkout and an engine of its own that writes down what is asked."""
+    """The script that upgrades, on a checkout and a separate engine that writes down what is asked."""
 
     def __init__(self, folder: Path, running: str) -> None:
         self.folder, self.running = folder, running

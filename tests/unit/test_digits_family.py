@@ -102,7 +102,7 @@ def test_the_control_profile_costs_the_same_for_every_variant(script):
 
 
 def test_a_whole_gpu_is_as_fast_as_slices_of_as_many_streaming_multiprocessors(script):
-    """The T4's 40 SMs at 1590 MHz lie between 42 and 56 SMs of an A100 at 1410 MHz; smaller GPUs are slower."""
+    """The T4's 40 SMs at 1590 MHz are between 42 and 56 SMs of an A100 at 1410 MHz; smaller GPUs are slower."""
     single_ms = {
         (row["device_type"], row["slice_type"]): float(row["latency_ms_p50"])
         for row in committed()[1]

@@ -70,12 +70,12 @@ def test_calls_without_a_number_are_counted():
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(b"data: [1]\n", "is no object"), (b"data: nope\n", "no JSON: nope"), (b'data: {"choices": 5}\n', "no completion"),
-     (b'data: {"choices": [{"delta": 3}]}\n', "no completion"),
-     (b'data: {"choices": [{"delta": {"content": ["a"]}}]}\n', "no completion"),
-     (b'data: {"choices": [{"delta": {"tool_calls": [{"index": [1]}]}}]}\n', "no completion"),
-     (b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": 5}]}}]}\n', "no completion"),
-     (b"data: " + b"[" * 10_000 + b"\n", "no JSON"),
+    [(b"data: [1]\n", "not an object"), (b"data: nope\n", "not JSON: nope"), (b'data: {"choices": 5}\n', "completion"),
+     (b'data: {"choices": [{"delta": 3}]}\n', "not a completion"),
+     (b'data: {"choices": [{"delta": {"content": ["a"]}}]}\n', "not a completion"),
+     (b'data: {"choices": [{"delta": {"tool_calls": [{"index": [1]}]}}]}\n', "not a completion"),
+     (b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": 5}]}}]}\n', "not a completion"),
+     (b"data: " + b"[" * 10_000 + b"\n", "not JSON"),
      (b'data: {"choi', "ended within an event"), (b"data: " + b"x" * (1 << 21), "longer than 1048576 bytes")],
 )  # fmt: skip
 def test_what_is_no_event_is_said(text, why):
@@ -115,13 +115,13 @@ def test_settings_name_the_engine_of_a_device():
 @pytest.mark.parametrize(
     ("engines", "why"),
     [([ENGINE, {**ENGINE, "family": "qa"}], "gpu0 is claimed by chat/tiny and qa/tiny; leave it to one of them"),
-     ([{**ENGINE, "address": "gpu7:8000"}], "gpu7:8000.* no address of an engine"),
-     ([{**ENGINE, "address": "http://u:p@gpu7/v1"}], "no address of an engine"),
-     ([{**ENGINE, "api": "triton"}], "no address of a Triton"),
-     ([{**ENGINE, "api": "triton", "address": "gpu7:99999"}], "no address of a Triton"),
+     ([{**ENGINE, "address": "gpu7:8000"}], "gpu7:8000.* not an address of an engine"),
+     ([{**ENGINE, "address": "http://u:p@gpu7/v1"}], "not an address of an engine"),
+     ([{**ENGINE, "api": "triton"}], "not a Triton address"),
+     ([{**ENGINE, "api": "triton", "address": "gpu7:99999"}], "not a Triton address"),
      ([{**ENGINE, "api": "triton", "address": "gpu7:8001", "key_file": "/k"}], "key_file is for OpenAI's API"),
      ([{**ENGINE, "api": "tgi"}], "api"),
-     ([{**ENGINE, "devices": ("node0/gpu0",)}], "is no GPU of this node; write gpu0"),
+     ([{**ENGINE, "devices": ("node0/gpu0",)}], "is not a GPU of this node; write gpu0"),
      ([{**ENGINE, "devices": ()}], "engines.0.devices"),
      ([{**ENGINE, "wake": ("a",)}], "wake and sleep belong together"),
      ([{**ENGINE, "devices": ("gpu0", "gpu1"), "wake": ("a",), "sleep": ("b",)}], "on several devices")],

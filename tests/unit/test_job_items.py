@@ -87,12 +87,15 @@ def test_lines_of_editors_and_other_systems(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"a": np.array(["x", b"y", None], object)}, r"items.a = 'None': item 2 is no text. Remedy: give bytes or str"),
-        ({"a": np.array([[1.5], ["x"]], object)}, r"items.a = '1.5': item 0 is no text"),
-        ({"a": [1, 2]}, r"items.a = 'list': is no array. Remedy: give numpy.asarray"),
-        ({"a": np.zeros(2, ">f4")}, r"items.a = '>f4': is no tensor's type. Remedy: cast it"),
-        ({"a": np.zeros(2, complex)}, r"items.a = 'complex128': is no tensor's type. Remedy: cast it"),
-        ({"a": np.zeros(2), "b": np.float32(1)}, r"items.b = 'float32': is no array"),
+        (
+            {"a": np.array(["x", b"y", None], object)},
+            r"items.a = 'None': item 2 is not text. Remedy: give bytes or str",
+        ),
+        ({"a": np.array([[1.5], ["x"]], object)}, r"items.a = '1.5': item 0 is not text"),
+        ({"a": [1, 2]}, r"items.a = 'list': is not an array. Remedy: give numpy.asarray"),
+        ({"a": np.zeros(2, ">f4")}, r"items.a = '>f4': is not a tensor's type. Remedy: cast it"),
+        ({"a": np.zeros(2, complex)}, r"items.a = 'complex128': is not a tensor's type. Remedy: cast it"),
+        ({"a": np.zeros(2), "b": np.float32(1)}, r"items.b = 'float32': is not an array"),
         ({}, "items: holds no arrays"),
     ],
 )
@@ -105,10 +108,10 @@ def test_arrays_that_are_no_items_are_refused_by_name(arrays, says):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"complete_by_s": math.nan}, "complete_by = nan: is no time. Remedy: give UTC seconds"),
-        ({"complete_by_s": math.inf}, "complete_by = inf: is no time"),
-        ({"complete_by_s": -1.0}, "complete_by = -1.0: is no time"),
-        ({"complete_by_s": 1e15}, r"complete_by = 1000000000000000.0: is no time"),
+        ({"complete_by_s": math.nan}, "complete_by = nan: is not a time. Remedy: give UTC seconds"),
+        ({"complete_by_s": math.inf}, "complete_by = inf: is not a time"),
+        ({"complete_by_s": -1.0}, "complete_by = -1.0: is not a time"),
+        ({"complete_by_s": 1e15}, r"complete_by = 1000000000000000.0: is not a time"),
         ({"priority": 2**32}, "priority = 4294967296: cannot be. Remedy: 0 to 4294967295"),
         ({"priority": -1}, "priority = -1: cannot be"),
     ],
@@ -118,7 +121,7 @@ def test_what_no_message_can_hold_is_refused_before_anything_is_sent(given, says
     with pytest.raises(InvalidInput, match=says):
         jobs.submit("digits", {"a": np.zeros(1)}, **{"complete_by_s": 1e9, **given})
     for first in (-1, 2**63):
-        with pytest.raises(InvalidInput, match=f"first = {first}: is no item. Remedy: items count from 0"):
+        with pytest.raises(InvalidInput, match=f"first = {first}: is not an item. Remedy: items count from 0"):
             next(jobs.results("a", first))
     jobs.close()
 

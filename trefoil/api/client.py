@@ -63,7 +63,7 @@ class Client:
         host, _, port = address.removeprefix("grpc://").rpartition(":")
         if not host or not port.isdecimal():
             raise SettingError(
-                "is no address", field="address", value=address, remedy='write "host:port", e.g. "127.0.0.1:8001"'
+                "is not an address", field="address", value=address, remedy='write "host:port", e.g. "127.0.0.1:8001"'
             )
         self.address = f"{host}:{port}"
         self._headers = {"authorization": f"Bearer {token}"} if token else None
@@ -94,7 +94,7 @@ class Client:
         Args:
             family: name of the family, as a Triton model.
             inputs: arrays by input name, or the one array of a family with one input; the first axis counts items.
-                They are cast to the family's types where nothing but precision is lost (float64 to FP32).
+                They are cast to the family's types where only precision is lost (float64 to FP32).
             min_accuracy: floor of the variant that answers, 0..1; 0: the plan's own.
             slo_ms: what "within SLO" means for this request [ms]; 0: its family's.
             slo_class: class that it is counted in.
@@ -107,7 +107,7 @@ class Client:
             NotFound: no such family.
             Infeasible: nothing that is live or planned reaches `min_accuracy`.
             SettingError: the token is not accepted.
-            Unavailable: nobody answers there, or not in time, or the queue is full.
+            Unavailable: no service answers there, or not in time, or the queue is full.
         """
         asked = {
             "trefoil_min_accuracy": min_accuracy, "trefoil_slo_ms": slo_ms, "trefoil_class": slo_class,
@@ -136,12 +136,13 @@ class Client:
         slo_class: str = "",
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator[Piece]:
-        """Ask a generative family to go on from a text; its pieces come as they are made. Leaving the loop cancels it.
+        """Ask a generative family to continue from a text; its pieces come as they are made. Leaving the loop cancels
+        it.
 
         Args:
             family: name of the family, as a Triton model.
-            prompt: what to go on from.
-            max_tokens: most tokens of the answer; None: as many as the family's model makes unless told (vLLM: 16).
+            prompt: what to continue from.
+            max_tokens: most tokens of the answer; None: the family's own default (vLLM: 16).
             min_accuracy: floor of the variant that answers, 0..1; 0: the plan's own.
             slo_class: class that it is counted in.
             timeout_s: until the next piece is of no use [s].

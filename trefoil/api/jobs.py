@@ -44,7 +44,7 @@ YEAR_9999_S: Final = 253_402_300_799.0
 DAMAGED: Final = (
     OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
 )  # fmt: skip
-"""What numpy and zipfile raise for a file that is no whole .npz, is encrypted, or packed in an unknown way."""
+"""What numpy and zipfile raise for a file that is not a whole .npz, is encrypted, or packed in an unknown way."""
 Items = Path | str | Mapping[str, npt.NDArray[Any]]
 
 
@@ -166,7 +166,7 @@ class Jobs:
         """
         if not 0 <= complete_by_s <= YEAR_9999_S:  # NaN is not
             remedy = "give UTC seconds, e.g. time.time() + 6 * 3600"
-            raise InvalidInput("is no time", field="complete_by", value=complete_by_s, remedy=remedy)
+            raise InvalidInput("is not a time", field="complete_by", value=complete_by_s, remedy=remedy)
         by = Timestamp()
         by.FromMicroseconds(round(complete_by_s * 1e6))
         if not 0 <= priority <= PRIORITY_MAX:
@@ -221,9 +221,9 @@ class Jobs:
             last = told
 
     def results(self, name: str, first: int = 0) -> Iterator[ItemResult]:
-        """Results in the order of items, each once; of a job that goes on those there are. Raises as `watch`."""
+        """Results in the order of items, each once; of a job that continues those there are. Raises as `watch`."""
         if not 0 <= first <= ITEM_MAX:
-            raise InvalidInput("is no item", field="first", value=first, remedy="items count from 0")
+            raise InvalidInput("is not an item", field="first", value=first, remedy="items count from 0")
         for told in self._stream("GetResults", jobs_pb2.GetResultsRequest(id=name, first=first)):
             for one in told.results:
                 answer = None
@@ -350,7 +350,7 @@ def _stripped(line: bytes) -> bytes:
 def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
     if wrong := [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]:
         value, remedy = type(arrays[wrong[0]]).__name__, "give numpy.asarray(...) of it"
-        raise InvalidInput("is no array", field=f"items.{wrong[0]}", value=value, remedy=remedy)
+        raise InvalidInput("is not an array", field=f"items.{wrong[0]}", value=value, remedy=remedy)
     lengths = {name: len(values) if values.ndim else 0 for name, values in arrays.items()}
     if not lengths:
         raise InvalidInput("holds no arrays", field="items", remedy="give one array for each input, by its name")
@@ -360,7 +360,7 @@ def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
     for name, values in arrays.items():
         if np_to_triton_dtype(values.dtype) is None:
             remedy = "cast it to a type of KServe v2 in the byte order of this machine, e.g. .astype(numpy.float32)"
-            raise InvalidInput("is no tensor's type", field=f"items.{name}", value=str(values.dtype), remedy=remedy)
+            raise InvalidInput("is not a tensor's type", field=f"items.{name}", value=str(values.dtype), remedy=remedy)
     for index in range(next(iter(lengths.values()))):
         message = pb.ModelInferRequest()
         for name, values in arrays.items():
@@ -370,7 +370,7 @@ def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
             texts = datatype == "BYTES"
             if values.dtype.hasobject and (strange := [each for each in one.flat if not isinstance(each, bytes | str)]):
                 value, remedy = str(strange[0]), "give bytes or str; for numbers an array of their own type"
-                raise InvalidInput(f"item {index} is no text", field=f"items.{name}", value=value, remedy=remedy)
+                raise InvalidInput(f"item {index} is not text", field=f"items.{name}", value=value, remedy=remedy)
             message.raw_input_contents.append(serialize_byte_tensor(one).item() if texts else one.tobytes())
         yield message.SerializeToString()
 

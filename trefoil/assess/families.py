@@ -127,7 +127,7 @@ class Fitting:
         left = [model for model in models.values() if not taken[model.name]]
         if twice := [name for name in taken if taken[name] > 1] + [m.plain for m in left if m.plain in groups]:
             remedy = "name each model once, and a family as no other model"
-            raise SettingError("stands twice", field="--variants", value=twice[0], remedy=remedy)
+            raise SettingError("occurs twice", field="--variants", value=twice[0], remedy=remedy)
         groups |= {name: [m for m in left if m.plain == name] for name in sorted({m.plain for m in left})}
         named_as = family_names(groups)
         fitted = []

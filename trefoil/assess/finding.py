@@ -243,7 +243,7 @@ def _device(name: str, series: Sequence[MetricSeries], edges: Floats, notes: lis
     gauges = {quantity: _gauge(series, quantity) for quantity in GAUGES}
     found.gauges = {quantity: float(np.median(gauge[1])) for quantity, gauge in gauges.items() if gauge is not None}
     watts, activity = _gauge(series, "watts"), _gauge(series, "activity")
-    parts = _best([one for one in series if np.ptp(one.values)], "joules")  # some boards say 0 for ever
+    parts = _best([one for one in series if np.ptp(one.values)], "joules")  # some boards say 0 forever
     if parts:  # of two Tritons on a device each counts since its own start
         by_triton = parts[0].name.startswith("nv_")
         found.basis = f"counter of {'Triton' if by_triton else 'DCGM'}"

@@ -23,13 +23,13 @@ Sample = tuple[str, Labels, float, float]
 
 
 def page_samples(text: str, at_s: float, source: str, option: str = "--scrape", **more: str) -> Iterator[Sample]:
-    """Samples of a metric page that are read, at a time; raises InvalidInput: it is no page of metrics."""
+    """Samples of a metric page that are read, at a time; raises InvalidInput: it is not a page of metrics."""
     try:
         for sample in metric_page.page_samples(text, known_name):
             yield sample.name, {**more, **sample.labels}, at_s, float(sample.value)
     except ValueError as error:
         remedy = "name pages in Prometheus' text format: Triton's :8002/metrics, vLLM's /metrics, DCGM's :9400/metrics"
-        raise InvalidInput("is no page of metrics", field=option, value=source, remedy=remedy) from error
+        raise InvalidInput("is not a page of metrics", field=option, value=source, remedy=remedy) from error
 
 
 def scrape(
@@ -38,7 +38,7 @@ def scrape(
 ) -> list[MetricSeries]:  # fmt: skip
     """Series of pages that are read every `every_s` for `span_s`; each page's labels get its `instance`.
 
-    A page that cannot be read at first is an error; later on it leaves a gap, which `say` is told.
+    A page that cannot be read at first is an error; later it leaves a gap, which `say` reports.
     """
     clock, samples = WallClock(), list[Sample]()
     urls = [base_url(url, "--scrape") for url in urls]

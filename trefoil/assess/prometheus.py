@@ -57,13 +57,15 @@ def open_client(
 
 
 def base_url(url: str, option: str) -> str:
-    """URL without a last slash; raises SettingError: it is no http(s) URL, or holds what could be a secret."""
+    """URL without a last slash; raises SettingError: it is not an http(s) URL, or holds what could be a secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingError("is no URL", field=option, value=url, remedy="write http://host:9090 or https://host/prefix")
+        raise SettingError(
+            "is not a URL", field=option, value=url, remedy="write http://host:9090 or https://host/prefix"
+        )
     if parts.username or parts.password or parts.query or parts.fragment:
         remedy = "put a password into a file: --token-file FILE --user NAME; send keys with --header NAME=VALUE"
         raise SettingError("a URL holds neither password nor query", field=option, value=parts.hostname, remedy=remedy)

@@ -2,7 +2,7 @@
 
 import os
 
-# Our children run nothing but two system calls between fork and exec; gRPC's own fork handlers would only print a
+# Our children run only two system calls between fork and exec; gRPC's own fork handlers would only print a
 # warning into the live view. Has to be known before gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # What gRPC's core prints besides of a refused connection is in the error's one line.

@@ -98,7 +98,7 @@ def _read(
 
     if sum(map(bool, (prometheus, pages, exports))) != 1:
         remedy = "give one of --prometheus URL, --scrape URL, --from-csv FILE"
-        raise SettingError("one source is read", field="source", remedy=remedy)
+        raise SettingError("give exactly one source", field="source", remedy=remedy)
     asked = Counter[str]()
     if pages:
         series = scrape(pages, paced["span_s"], paced["every_s"], client, asked, say)

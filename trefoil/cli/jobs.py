@@ -140,7 +140,7 @@ def results(
     as_json_: AsJson = False,
 ) -> None:
     """Print the results of a job in the order of its items, one line of JSON each: an answer with variant and receipt,
-    or an error. Of a job that goes on: those there are by now."""
+    or an error. Of a job that continues: those there are by now."""
     with _jobs(where) as jobs:
         if as_json_ and out is None:
             print_json([_result(each) for each in jobs.results(name, first)])
@@ -180,7 +180,7 @@ def _follow(jobs: "Jobs", name: str, quiet: bool) -> "JobStatus":
             progress.update(bar, total=last.items, completed=last.answered + last.failed, description=text)
     if last is None:
         raise NotFound(
-            "the dispatcher told nothing of it", field="id", value=name, remedy="ask again: trefoil jobs show"
+            "the dispatcher did not report it", field="id", value=name, remedy="ask again: trefoil jobs show"
         )
     return last
 

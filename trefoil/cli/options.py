@@ -52,7 +52,7 @@ CONTROLLER_VARIABLE: Final = "TREFOIL_CONTROLLER"
 @dataclass(frozen=True, slots=True)
 class SystemAddress:
     """Where a command finds a system: its state directory on this machine, or its controllers ("host:port,host:port",
-    of which it asks whoever leads) with what they want to be shown. None: by the environment (docs/settings.md)."""
+    of which it calls the leader) with their output format. None: by the environment (docs/settings.md)."""
 
     state_dir: str = DEFAULT_STATE_DIR
     controller: str = ""

@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 def console() -> Console:
-    """Console on standard output; wide enough for tables when it is no terminal."""
+    """Console on standard output; wide enough for tables when it is not a terminal."""
     out = Console(highlight=False, soft_wrap=False)
     return out if out.is_terminal else Console(highlight=False, width=160)
 

@@ -1,6 +1,6 @@
 """Page of all settings, of their classes and comments: `python -m trefoil.cli.settings_page` prints docs/settings.md.
 
-What a field means is its docstring, else the comment behind it, else the one above it, as they stand in the source.
+What a field means is its docstring, else the comment behind it, else the one above it, as they are in the source.
 """
 
 import ast
@@ -138,7 +138,7 @@ BOUNDS: Final = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt
 
 
 def markdown() -> str:
-    """Markdown of docs/settings.md; what several tables have in common stands in the first of them."""
+    """Markdown of docs/settings.md; what several tables have in common is in the first of them."""
     shown: dict[type[BaseModel], str] = dict.fromkeys(SUPERVISED, "")
     pages = (f"\n## {page.title}\n\n{page.given}\n" + _tables(page, shown) for page in PAGES)
     return HEAD + "".join(pages) + FOOT
@@ -202,7 +202,7 @@ def _documented(model: type[BaseModel]) -> set[str]:
 
 
 def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """Model inside an annotation, and how a key goes on to it: by nothing, a place in a list, or a name."""
+    """Model inside an annotation, and how a key continues to it: by nothing, a place in a list, or a name."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, ""
     origin, arguments = get_origin(annotation), get_args(annotation)

@@ -99,7 +99,7 @@ def _make(folder: Path, base: str) -> None:
         if code := _code(step):
             raise StartError(
                 f"exit code {code} of `{' '.join(step)}`",
-                remedy="mend what it says, and run `trefoil setup triton` again",
+                remedy="fix what it reports, and run `trefoil setup triton` again",
             )
 
 

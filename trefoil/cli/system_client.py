@@ -124,7 +124,7 @@ class ControllerClient(ControllerReads):
         return found[family]
 
     async def set_objective(self, objective: Objective) -> tuple[Objective, str]:
-        """Store an objective, unless somebody else changed it since.
+        """Store an objective, unless another caller changed it since.
 
         Returns it with its new number, and how the plan for it is degraded ("" when it is not).
         """
@@ -211,7 +211,7 @@ async def is_serving(address: str, service: str = "") -> bool:
 
 
 def is_silence(error: TrefoilError) -> bool:
-    """Whether nobody has answered at all."""
+    """Whether no service has answered at all."""
     return str(error).startswith(("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"))
 
 

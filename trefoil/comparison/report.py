@@ -110,7 +110,7 @@ def opponent_text(subject: str, opponent: str) -> str:
     lacked = [lever for lever in ours.levers if lever not in theirs.levers]
     levers = f", without its {' and '.join(lacked)}" if lacked else " with its levers" if ours.levers else ""
     if ":" in ours.planner + theirs.planner:
-        levers = ""  # nobody knows those of a planner of one's own
+        levers = ""  # unknown for a user's planner
     return f"the best carbon-blind policy here{levers}"
 
 

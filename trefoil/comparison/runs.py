@@ -26,7 +26,8 @@ from trefoil.simulator.scenario.schema import Scenario
 
 POLICIES: Final = ("base", "static_mix", "exact")
 ALL: Final = "all"
-"""Every policy of the table that applies: those that cannot be started, or answer nobody, are left out, with why."""
+"""Every policy of the table that applies: those that cannot be started, or answer no request, are left out, with the
+reason."""
 FORECASTS: Final = ("none", "persistence", "climatology", "blend", "perfect")
 FLOOR_STEP: Final = 0.001  # of the floors that price accuracy between forecasts, whose accuracies differ little
 PERFECT_MIN_PCT: Final = 0.05  # saving of a perfect forecast: shares of less are noise
@@ -123,7 +124,7 @@ def compare(
         values: values of settings by dotted key; each combination of them is a case.
         seeds: how many, from the scenario's own on.
         jobs: runs side by side; 0: one per core.
-        say: is told of each run that is done.
+        say: called for each finished run.
         setting: in which rows differ, a key of `comparison.COMPARED`; `policies` are its values.
 
     Raises:
@@ -375,7 +376,7 @@ def _case(planned: PlannedCase, found: Mapping[Job, StudyRun]) -> Case:
         refused = [run["refused"] for run in runs if "refused" in run.summary]
         if refused or (jobs[0].optional and not all(run["answered"] for run in runs)):
             why = next((str(one["why"]) for one in runs[0].decisions if one.get("why")), "")
-            left_out[name] = refused[0] if refused else f"it answers nobody here{f' ({why})' if why else ''}"
+            left_out[name] = refused[0] if refused else f"it answers no request here{f' ({why})' if why else ''}"
         else:
             rows_.append(Row(name, tuple(_run(job, found[job]) for job in jobs)))
     if len(rows_) < 2:

@@ -42,7 +42,7 @@ def saving_pct(ours: RunOutcome, theirs: RunOutcome, price_g: float) -> float | 
 
 
 def no_percent(ours: RunOutcome, theirs: RunOutcome, price_g: float) -> str:
-    """Why a saving against a run, as it ran and at equal accuracy, is no percentage; "" where it is one."""
+    """Why a saving against a run, as it ran and at equal accuracy, is not a percentage; "" where it is one."""
     if math.isnan(ours.grams_per_request + theirs.grams_per_request):
         return "grams are not metered here"
     if saving_pct(ours, theirs, price_g) is None or saving_pct(ours, theirs, 0.0) is None:

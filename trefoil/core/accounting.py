@@ -91,7 +91,7 @@ def account(
     ends_at_s: float,
     pue: float,
 ) -> Account:
-    """Sum the part of each sample that lies in [starts_at_s, ends_at_s), with the intensity at its middle.
+    """Sum the part of each sample that is in [starts_at_s, ends_at_s), with the intensity at its middle.
 
     A sample across the border counts by its share of time. Gaps are booked as `unknown_s`, never interpolated.
     """

@@ -103,11 +103,11 @@ class Ticket:
 
     `min_accuracy` is what its client asked for, 0.0 = nothing; `slo_ms` what it asked for, else the objective of its
     class, else its family's, 0.0 = none is known; `priority` is Triton's: 1 comes first, 0 is the default.
-    `length_score` is the predicted class of its answer's length, 0 the shortest, and None if nobody predicts it.
+    `length_score` is the predicted class of its answer's length, 0 the shortest, and None without a prediction.
     `flow` is what shares a full queue: its tenant, or its client's host where tenants are not known, and its
     connection; `weight` is its tenant's share against others', `cost_s` what requests like it take on a slice.
 
-    Mutable, and nobody changes one: each simulated request makes one, and a frozen one takes ten times as long to make.
+    Mutable, but never changed: each simulated request makes one, and a frozen one takes ten times as long to make.
     """
 
     id: int
@@ -212,7 +212,7 @@ class LivePlanner(Planner, Protocol):
     measurement was broken off, gets attainment 0 and an infinite latency.
 
     A view may differ from ask to ask in everything: time, fleet, intensity, demand. What was measured is remembered;
-    `memory` is all that is needed to go on from here elsewhere (JSON: dicts, lists, strings, numbers, None), so that
+    `memory` is all that is needed to continue from here elsewhere (JSON: dicts, lists, strings, numbers, None), so that
     a restarted controller does not measure again and a decision replays: `recall(memory before an ask)`, then `ask`
     with the same view and an equal generator gives the same step.
     """
@@ -230,7 +230,7 @@ class LivePlanner(Planner, Protocol):
         ...
 
     def memory(self) -> Mapping[str, Any]:
-        """Memory to go on from elsewhere, as JSON values."""
+        """Memory to continue from elsewhere, as JSON values."""
         ...
 
     def recall(self, memory: Mapping[str, Any]) -> None:
@@ -286,7 +286,7 @@ class Queue(Protocol):
         ...
 
     def lanes(self) -> tuple[Any, ...]:
-        """Lanes in which somebody waits."""
+        """Lanes with waiting requests."""
         ...
 
     def tickets(self) -> list[Ticket]:
@@ -300,7 +300,7 @@ class Router(Protocol):
     `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. `on_carbon`
     comes first of all, and whenever the ratio changes; None = not known, or old. At `next_s` the shell offers every
     slice again, by `on_credit`, though nothing else has happened; a router that holds requests back for a time needs no
-    more than that. It is asked for that time while anybody waits, and called once for each that it names.
+    more than that. It is asked for that time while requests wait, and called once for each that it names.
     """
 
     def on_table(self, route: Route, now_s: float) -> None:
@@ -316,8 +316,8 @@ class Router(Protocol):
         ...
 
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
-        """Pick who gets a free credit of a slice; None = nobody. A router of a group may pick another slice that has
-        one: it is offered what is free, and orders all who wait."""
+        """Pick the request that gets a free credit of a slice; None: no request. A router of a group may pick another
+        slice that has one: it is offered what is free, and orders all who wait."""
         ...
 
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:

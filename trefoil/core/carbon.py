@@ -208,7 +208,7 @@ class ZoneHealth:
     """Since the reading was observed."""
     ends_at_s: float = 0.0
     soft_stale: bool = False
-    """Served as before, asked for anew in the background."""
+    """Served as before, asked for again in the background."""
     hard_stale: bool = False
     """No longer served as what holds: the ladder stands in."""
     asked_today: int = 0

@@ -49,7 +49,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """File of a role's holder, for whoever holds the role next. `written`: epoch and count of the write that it came
+    """File of a role's holder, for the next holder. `written`: epoch and count of the write that it came
     with.
     """
 

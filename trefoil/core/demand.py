@@ -116,7 +116,7 @@ class LoadWindow:
 
 @dataclass(frozen=True, slots=True)
 class SliceLoad:
-    """Load of a worker in flight on a slice, of one of the families that it serves, or of a stage; "": nobody's."""
+    """Load of a worker in flight on a slice, of one of the families that it serves, or of a stage; "": of no family."""
 
     slice: SliceKey = SliceKey()
     in_flight: int = 0

@@ -1,7 +1,7 @@
-"""Device types: slices, placements and power, as device_types.toml beside this module has them (docs/device-types.md).
+"""Device types: slices, placements and power, from device_types.toml in this folder (docs/device-types.md).
 
-A GPU without MIG is one slice, `whole`; so is one whose MIG mode is off, as a type of its own, `<board>-nomig`. A board
-that no table describes is `gpu:<board>:<memory>:<power limit>[:<clocks>]`: the name says all that its driver says. The
+A GPU without MIG is one slice, `whole`; so is one whose MIG mode is off, as a separate type, `<board>-nomig`. A board
+without a table is `gpu:<board>:<memory>:<power limit>[:<clocks>]`: the name has all that its driver reports. The
 CPUs of a node are one device, `cpu:<cores>`, cut into contiguous core ranges (`cpu:4`) or into quotas in steps of a
 tenth of a core (`quota:0.5`), not both at once.
 """
@@ -140,7 +140,7 @@ class DeviceTypeRow(Ranged):
             if not as_a30 and not as_others:
                 raise ValueError("a simulated driver cuts into 1, 2, 3, 4 and 7 compute slices, or into 1, 2 and 4")
             if as_others != (self.driver.double_1g is not None):
-                raise ValueError("driver.double_1g is said of a board of seven compute slices, and of no other")
+                raise ValueError("driver.double_1g applies only to a board of seven compute slices")
         return self
 
     def outside_mig(self) -> "DeviceTypeRow | None":
@@ -178,7 +178,7 @@ def parse_rows(tables: Mapping[str, Any], source: str) -> dict[str, DeviceTypeRo
     for name, table in tables.items():
         if not NAME.fullmatch(name):
             raise SettingError(
-                f"is no name of a device type (in {source})", field=name,
+                f"is not a name of a device type (in {source})", field=name,
                 remedy="call it as NVML does, without 'NVIDIA': letters, digits, blanks, dots, - and _",
             )  # fmt: skip
         try:
@@ -340,7 +340,7 @@ def _cpu_device(cores: int) -> DeviceType:
         slice_types=tuple(_core_range(width, cores) for width in range(1, cores + 1)),
         energy_counter=True,
         idle_w=idle_w,
-        sleep_w=idle_w,  # nobody can switch the host's CPUs off
+        sleep_w=idle_w,  # the host's CPUs cannot be switched off
         max_w=CPU_MAX_W_PER_CORE * cores,
         cores=cores,
         power_provenance=Provenance(Basis.SYNTHETIC, "watts per core are assumptions; RAPL measures"),
@@ -432,7 +432,7 @@ def engine_slice(family: str, variant: str) -> str:
 
 @lru_cache(maxsize=1024)
 def engine_type(kind: DeviceType, family: str, variant: str, sleeps: bool) -> DeviceType:
-    """Type of a whole GPU with an engine that already runs. `sleeps`: a command puts it to sleep; else it goes on to
+    """Type of a whole GPU with an engine that already runs. `sleeps`: a command puts it to sleep; else it continues to
     draw its idle watts, whatever is planned."""
     shape = replace(kind.largest, name=engine_slice(family, variant), compute_slices=1, memory_slices=1, starts=(0,))
     return replace(

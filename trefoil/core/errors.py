@@ -1,7 +1,7 @@
 """Operating errors: what a person can mend. Bugs are assertion failures and crash.
 
 TrefoilError                  one clear line: field, value, remedy
-+-- InvalidInput              a value that somebody gave                  INVALID_ARGUMENT, exit 2
++-- InvalidInput              a value that a caller gave                  INVALID_ARGUMENT, exit 2
 |   +-- SettingError          ... in settings, a scenario or a flag
 |   +-- CatalogError          ... in family.toml or profile.csv
 |   |   +-- ProfileMissing    ... no row for an operating point
@@ -13,7 +13,7 @@ TrefoilError                  one clear line: field, value, remedy
 |   +-- StaleRevision         ... a revision older than one seen
 +-- ClockApart                a clock that is not that of Redis           INTERNAL
 +-- RoleFree                  a role that another process has held        exit 2
-+-- NotFound                  a family, zone or node that nobody serves   NOT_FOUND
++-- NotFound                  a family, zone or node that does not exist  NOT_FOUND
 +-- UnknownCall               a call that an older service does not know  exit 2
 +-- Unavailable               something that ought to answer does not     UNAVAILABLE
 |   +-- StateUnavailable      ... Redis
@@ -32,7 +32,7 @@ from difflib import get_close_matches
 from typing import Final, Self, TypeVar
 
 VALUE_CHARS_MAX: Final = 200
-"""Characters of a value that an error shows: whoever sent megabytes does not get them back."""
+"""Characters of a value that an error shows: a caller that sent megabytes does not get them back."""
 STATUS_BYTES_MAX: Final = 2000
 """Bytes of UTF-8 that a gRPC status says: it travels in a header, which may grow to three times that (percent-encoded),
 and from 8 KiB on clients drop the status with its call."""
@@ -47,16 +47,16 @@ SYSTEM_REMEDIES: Final[Mapping[int, str]] = {
     errno.ELOOP: "name the file itself: its links lead in a circle",
     errno.ENOSPC: "make room on that disk",
     errno.EDQUOT: "make room on that disk, or raise this user's quota",
-    errno.EIO: "mend that disk",
+    errno.EIO: "fix that disk",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EADDRINUSE: "stop what listens there, or set another address",
     errno.EADDRNOTAVAIL: "use an address of this host",
     errno.ECONNREFUSED: "start what should listen there, or correct the address",
-    errno.EHOSTUNREACH: "correct the address, or mend the network",
-    errno.ENETUNREACH: "correct the address, or mend the network",
+    errno.EHOSTUNREACH: "correct the address, or fix the network",
+    errno.ENETUNREACH: "correct the address, or fix the network",
 }
-"""What mends an error of the system, whatever met it."""
-NO_NAME: Final = "correct the name of the host, or mend this machine's DNS"
+"""What fixes an error of the system, whatever met it."""
+NO_NAME: Final = "correct the name of the host, or fix this machine's DNS"
 
 
 def shown(value: object) -> str:
@@ -101,7 +101,7 @@ class TrefoilError(Exception):
 
 
 class InvalidInput(TrefoilError):
-    """Input that somebody gave and that cannot be used."""
+    """Input of a caller that cannot be used."""
 
 
 class SettingError(InvalidInput):
@@ -141,7 +141,7 @@ class StaleRevision(Fenced):
 
 
 class RoleFree(TrefoilError):
-    """Free role that another process has held meanwhile: who stood by starts anew, to know what that one did."""
+    """Free role that another process has held meanwhile: who stood by starts again, to know what that one did."""
 
 
 class ClockApart(TrefoilError):
@@ -181,7 +181,7 @@ class StartError(TrefoilError):
 
 
 class PortInUse(StartError):
-    """Port on which somebody else listens."""
+    """Port on which another process listens."""
 
 
 class BinaryMissing(StartError):

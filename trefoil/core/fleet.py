@@ -96,7 +96,7 @@ class DeviceType:
 
     @property
     def unknown(self) -> bool:
-        """Whether nothing but its name is known."""
+        """Whether only its name is known."""
         return self.kind == DeviceKind.UNSPECIFIED
 
     @property

@@ -290,7 +290,7 @@ def floor_missed(accuracy: float, floor: float) -> bool:
 class FamilyOutcome:
     """Outcome of a run for one family, or one class of its requests, and what was asked for.
 
-    None: not known, or there is none, as of a family that nobody asked; NaN misses what was asked for.
+    None: not known, or there is none, as of a family without requests; NaN misses the objective.
     """
 
     name: str

@@ -27,7 +27,7 @@ from trefoil.core.outside.ranges import Ranged
 Brain = TypeVar("Brain", covariant=True)
 Value = float | int | str | bool
 IMPORT_MAX_S: Final = 30.0
-"""Of a module of one's own: less than `trefoil up` waits for its services."""
+"""Of a user's module: less than `trefoil up` waits for its services."""
 
 
 class Kind(StrEnum):
@@ -108,7 +108,7 @@ class Traits:
     order: str = ""
     """Queue: whose turn is next ("arrival": the longest waiting of a priority)."""
     lengths: bool = False
-    """Queue: it reads the predicted length of a request's answer, which somebody has to predict."""
+    """Queue: it reads the predicted length of a request's answer, which must be predicted."""
     work_conserving: bool = True
     """Router: no slice with a free credit stands idle while a request waits that may go there."""
     flow: str = ""
@@ -121,7 +121,7 @@ class Traits:
     shares: bool = False
     """Planner: several families may live on one slice, so that a simulation serves them in one loop."""
     latency: bool = False
-    """Governor: it reads the latency of its stages, which somebody has to count."""
+    """Governor: it reads the latency of its stages, which must be counted."""
     tick_grace_s: float = 2.0
     """Planner: how long after the time that it asked for another trigger may still be the cause."""
 
@@ -256,7 +256,7 @@ def load_own_part(kind: Kind, path: str) -> Part[Any]:
     """
     made = load_attribute(kind.value, path)
     if not isinstance(made, type):
-        raise SettingError("is no class", field=kind.value, value=path, remedy="name a class of that module")
+        raise SettingError("is not a class", field=kind.value, value=path, remedy="name a class of that module")
     missing = [name for name in METHODS[kind] if not callable(getattr(made, name, None))]
     if missing:
         raise SettingError(
@@ -294,7 +294,7 @@ def _attributes(made: type, kind: Kind, path: str) -> dict[str, Any]:
 
 @contextmanager
 def _at_most(limit_s: float) -> Iterator[None]:
-    """Bound the time of what may block for ever, in the main thread, which alone gets signals; raises TimeoutError."""
+    """Bound the time of what may block forever, in the main thread, which alone gets signals; raises TimeoutError."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -332,7 +332,7 @@ def load_attribute(field_name: str, path: str) -> Any:
             f"cannot be imported ({said})",
             field=field_name,
             value=path,
-            remedy="install or mend it, or set PYTHONPATH",
+            remedy="install or fix it, or set PYTHONPATH",
         ) from error
     if found is None:
         raise SettingError(

@@ -56,7 +56,7 @@ class PlannedSlice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """Device as it ought to be."""
+    """Device as wanted."""
 
     device: str = ""
     target: DeviceState = DeviceState.UNSPECIFIED
@@ -91,7 +91,7 @@ def _digest(text: str) -> str:
 class NodePlan:
     """Plan of one node: always its complete desired state, also inside a rollout.
 
-    `signature`: of a plan in Redis, where controller and agents have a key of their own.
+    `signature`: of a plan in Redis, where controller and agents have a separate key.
     """
 
     revision: Revision = Revision()

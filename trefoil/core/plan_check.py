@@ -36,7 +36,7 @@ from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.policies import SHIPPED
 
 WEIGHT_TOLERANCE: Final = 1e-6
-CAPACITY_TOLERANCE: Final = 1e-6  # relative: a solver's feasibility tolerance is no shortage
+CAPACITY_TOLERANCE: Final = 1e-6  # relative: a solver's feasibility tolerance is not a shortage
 CREDITS_MAX: Final = 4096
 """Of a slice: workers deal them out one by one."""
 SLICES_MAX: Final = 1000

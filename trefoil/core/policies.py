@@ -1,6 +1,6 @@
 """Table of policies. A row is added when its parts work; unknown names are refused by naming these.
 
-A row of one's own is named as module:ROW: its columns may name parts of the tables or, as module:Class, one's own.
+A user's row is named module:ROW. Its columns name parts of the tables, or a user's parts as module:Class.
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, static_miad, exact, exact_miad: docs/policies.md.
 wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
 carbondis, dybatch, random, highperf, lowenergy: CARBONDIS; least_grams: docs/policies.md.
@@ -163,7 +163,7 @@ def policy(name: str) -> Policy:
 
     Raises:
         NotFound: naming the rows that exist.
-        SettingError: a row of one's own that is not there, or is none.
+        SettingError: a user's row that does not exist, or is not a row.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -173,7 +173,7 @@ def policy(name: str) -> Policy:
     row = load_attribute("policy", name)
     if not isinstance(row, Policy):
         remedy = "name a Policy (trefoil/core/policies.py) of that module"
-        raise SettingError("is no row of a policy", field="policy", value=name, remedy=remedy)
+        raise SettingError("is not a row of a policy", field="policy", value=name, remedy=remedy)
     return replace(row, name=name)
 
 

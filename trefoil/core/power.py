@@ -97,7 +97,7 @@ def limit_leaving(device: DeviceType, clock_mhz: int) -> float:
 
 
 def idle_w(device: DeviceType, state: DeviceState, clock_mhz: int) -> float:
-    """Idle power of a device on which nothing computes [W]. A lost device counts as asleep: nobody can know better."""
+    """Idle power of a device on which nothing computes [W]. A lost device counts as asleep: its power is unknown."""
     if state in (DeviceState.ASLEEP, DeviceState.LOST):
         return device.sleep_w
     return device.idle_w * (1.0 - IDLE_CLOCK_SHARE * (1.0 - clock_ratio(device, clock_mhz)))

@@ -42,7 +42,7 @@ UTILISATIONS: Final[tuple[float, ...]] = (
     *(1 - np.geomspace(0.1, 0.004, 24)).tolist(),
 )
 PER_UNIT: Final = 24  # points of a waiting-time table per service time
-TABLE_UNITS: Final = 3  # beyond it the exact exponential decay of M/D/c goes on
+TABLE_UNITS: Final = 3  # beyond it the exact exponential decay of M/D/c continues
 ROUNDS_MAX: Final = 4  # of gaps that may be short together, where arrivals come in bursts
 ROUND_GAPS_MAX: Final = 64  # beyond them one round says enough
 SERIES_END: Final = 1e-9  # terms of a series are added until they are smaller; its sum is above 1
@@ -441,7 +441,7 @@ class StreamLaw:
             return StreamLoad(0.0, 0.0, 0.0, float(len(self._answers_s)))
         logs = np.concatenate(([0.0], np.cumsum(np.log(rate_per_s / self._leave_per_s))))
         states = np.exp(logs - logs.max())
-        full = states[-1] / (1 - rate_per_s / self.saturation_per_s)  # all places taken, whoever waits
+        full = states[-1] / (1 - rate_per_s / self.saturation_per_s)  # all places taken
         whole = states[:-1].sum() + full
         joins, waits = states[:-1] / whole, float(full / whole)  # by how many run already
         empties_per_s = self.saturation_per_s - rate_per_s

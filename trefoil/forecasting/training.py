@@ -1,4 +1,4 @@
-"""Training of `lstm`: windows of traces, and of generated load, given to torch in an environment of its own.
+"""Training of `lstm`: windows of traces, and of generated load, given to torch in a separate environment.
 
 Data: traces of requests (trefoil/simulator/scenario/request_trace.py). Counts per second and arrival times stay as
     recorded; coarser counts become a rate, straight lines between the middles of bins, drawn as Poisson at each of
@@ -92,7 +92,7 @@ def train(traces: Sequence[Path], held_out: Sequence[Path], out: Path, *, seed: 
         InvalidInput: a trace is both trained on and held out, or too short.
         SettingError: no such interpreter.
         StartError: training failed, or the model does not beat the last minute's maximum.
-        TraceError: a file is no trace.
+        TraceError: a file is not a trace.
     """
     if not python.exists():
         raise SettingError(

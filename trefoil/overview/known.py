@@ -128,7 +128,7 @@ def _saving(
 
 
 def saving_unknown(saving: Mapping[str, Any]) -> str:
-    """Why the saving of an overview is no figure."""
+    """Why the saving of an overview is not a figure."""
     unmetered = "nothing is metered" if saving["grams"] is None else "a part of the time had no model"
     return saving["withheld"] or saving["unknown"] or unmetered
 

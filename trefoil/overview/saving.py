@@ -1,4 +1,4 @@
-"""Saving of a running system, and when it is no figure yet: too few requests, or a missed SLO or accuracy floor."""
+"""Saving of a running system, and when it is not a figure yet: too few requests, or a missed SLO or accuracy floor."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""A profile that nobody measured: from what each graph does, by the law of docs/profiles.md. Basis synthetic.
+"""A profile without measurements: from each graph, by the law of docs/profiles.md. Basis synthetic.
 
 Data: multiply-adds, elements written, kernels (ONNX Runtime's own profile of one pass: graph_costs.py) and bytes of the
 weights; the law of `cost_law.bare_ms` with the constants that were fitted to one A100-80GB in MIG mode.

@@ -1,4 +1,4 @@
-"""A stated law of DNN service time and energy on MIG slices, for profiles that nobody could measure.
+"""A stated law of DNN service time and energy on MIG slices, for profiles that could not be measured.
 
 Source of the form: roofline (Williams et al., CACM 2009) with a launch floor; constants: model_repository/_profiles.
 Data: per variant and item `macs`, elements `written` by all operators, kernel `launches`, `weights` read per pass.

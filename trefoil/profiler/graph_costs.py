@@ -83,7 +83,7 @@ def _profiled(path: str, options: onnxruntime.SessionOptions, given: dict[str, l
         kind = tensor.type.removeprefix("tensor(").removesuffix(")")
         shape = [*given.get("", [1]), *given.get(tensor.name, tensor.shape[1:])]
         if kind not in TYPES:
-            raise SystemExit(f"input {tensor.name} of type {tensor.type} cannot be made up")
+            raise SystemExit(f"input {tensor.name} of type {tensor.type} cannot be generated")
         if any(not isinstance(size, int) or size < 1 for size in shape):
             raise SystemExit(f"the shape {tensor.shape[1:]} of input {tensor.name} is open")
         floats = np.issubdtype(TYPES[kind], np.floating)

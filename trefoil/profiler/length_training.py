@@ -55,7 +55,7 @@ def read_log(path: Path, family: str) -> list[Answered]:
         NotFound: there is no such file. InvalidInput: a line is not one of a log; names it.
     """
     if not path.is_file():
-        raise NotFound("is no file", field="LOG", value=str(path), remedy="name a file of JSON lines")
+        raise NotFound("is not a file", field="LOG", value=str(path), remedy="name a file of JSON lines")
     with path.open("rb") as file:
         return [_answered(path, number, line, family) for number, line in enumerate(file, 1) if line.strip()]
 
@@ -68,13 +68,13 @@ def _answered(path: Path, number: int, line: bytes, family: str) -> Answered:
         if not (isinstance(prompt, str) and isinstance(of, str) and isinstance(tokens, int)) or not of:
             raise ValueError("prompt and family are texts, tokens is a whole number")
         if not 0 <= tokens <= TOKENS_MAX:
-            raise ValueError(f"tokens lie from 0 to {TOKENS_MAX:,}")
-        (prompt + of).encode()  # half of a surrogate pair is no text
+            raise ValueError(f"tokens must be 0 to {TOKENS_MAX:,}")
+        (prompt + of).encode()  # half of a surrogate pair is not text
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         remedy = 'write {"prompt": "...", "tokens": 12, "family": "..."} a line, or "answer" for "tokens"; --family'
         shown = line.strip()[:80].decode(errors="backslashreplace")
         raise InvalidInput(
-            f"{path} line {number} is no answer: {error}", field="line", value=shown, remedy=remedy
+            f"{path} line {number} is not an answer: {error}", field="line", value=shown, remedy=remedy
         ) from None
     return Answered(of, prompt[:PROMPT_CHARS_MAX], max(1, tokens))
 

@@ -4,7 +4,7 @@ Source: mu-Serve section 3.1 runs each operator alone, with each of its shapes, 
 Formulation: a graph takes X [n, 1] and passes n times through a loop of COPIES copies of the operator, so that its time
     is a + n COPIES t: what comes before and after the loop, and the request itself, are in a. The copies read tensors
     of their own, made of X, so that ONNX Runtime can neither compute them beforehand nor take several for one. Weights
-    are the model's. X lies in [0, 1), and what is made of it in [0.5, 1): false is never, whole numbers are 0.
+    are the model's. X is in [0, 1), and what is made of it in [0.5, 1): false is never, whole numbers are 0.
 Operators that are equal but for the values of their weights are timed once. Needs the package onnx.
 """
 
@@ -65,7 +65,7 @@ def _unfit(node: Any, cost: OperatorCost, made: set[str]) -> str:
     if len([name for name in node.input if name]) != len(cost.inputs):
         return "the types of its inputs are not known"
     unknown = sorted({kind for kind, _ in (*cost.inputs, (cost.type, ()))} - TYPES.keys())
-    return f"{', '.join(unknown)} cannot be made up" if unknown else ""
+    return f"{', '.join(unknown)} cannot be generated" if unknown else ""
 
 
 def _key(graph: Any, node: Any, cost: OperatorCost) -> Any:

@@ -2,7 +2,7 @@
 
 Each operator is served in turn as if it were a stage of its model's family: the agent reads the models of stages from
 its repository when they are planned, so nothing is restarted for them. Medians of requests that never wait, of n passes
-through COPIES copies and of one: their difference leaves out what is no operator (operator_models.py). What the loop
+through COPIES copies and of one: their difference removes all but the operator (operator_models.py). What the loop
 itself takes is in it, a COPIES-th of it for each run.
 The lease ends by itself LEASE_S after its last renewal, whatever becomes of this process.
 """
@@ -110,8 +110,8 @@ class HeldClock:
         held = status.clock_lease
         if held is None or (held.holder, held.max_mhz) != (wanted.holder, wanted.max_mhz):
             raise Unavailable(
-                f"its clock lease was lost while it was measured: {held.holder if held else 'nobody'} holds it now",
-                field="device", value=self._device, remedy="start again when nobody else sets its clocks",
+                f"its clock lease was lost while it was measured: {held.holder if held else 'no process'} holds it now",
+                field="device", value=self._device, remedy="start again when no other process sets its clocks",
             )  # fmt: skip
         return status
 
@@ -181,7 +181,7 @@ class OperatorBench:
             raise Unmeasured(error.message) from error
         shapes = [[*cost.shape] for cost in told.operators if cost.name == f"{COPY}0"]
         if shapes != [[*one.cost.shape]]:
-            raise Unmeasured(f"its shape depends on values that cannot be made up: {shapes}")
+            raise Unmeasured(f"its shape depends on values that cannot be generated: {shapes}")
         place = replace(self.place, stage=stage, stages=PLACES, instances=1)
         try:
             status = await self.node.serve(place, self.family, self.variant, PASSES_MAX)
@@ -224,7 +224,7 @@ class OperatorBench:
             found.append((many.quantile_ms(0.5) - one.quantile_ms(0.5)) / ((passes - 1) * COPIES))
             samples += len(one.latency_ms) + len(many.latency_ms)
         if min(found) <= 0:
-            raise Unmeasured(f"it is too short to be told from noise ({found[0]:.2g} and {found[1]:.2g} ms)")
+            raise Unmeasured(f"it is too short to be distinguished from noise ({found[0]:.2g} and {found[1]:.2g} ms)")
         return OperatorTimes(found[0], found[1], samples)
 
     async def _window(self, triton: TritonSlice, mhz: int, passes: int, seconds: float) -> Window:

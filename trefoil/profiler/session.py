@@ -81,7 +81,7 @@ class ProfileSpec:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSlice:
-    """Slice that is measured. `device` names it in the energy stream; empty: nobody meters."""
+    """Slice that is measured. `device` names it in the energy stream; empty: no meter."""
 
     device: str
     device_type: str

@@ -40,7 +40,7 @@ def named(path: Path, out: Path, field: str = "--stages") -> Any:
 
     Raises:
         SettingError: onnx is not installed, which `field` needs.
-        CatalogError: weights of it could lie outside of its folder, or it is no ONNX model.
+        CatalogError: weights of it could be outside of its folder, or it is not an ONNX model.
     """
     if importlib.util.find_spec("onnx") is None:
         raise SettingError(
@@ -63,7 +63,7 @@ def graph_stages(
     model: Any, scores: Sequence[OperatorScore], stages: int, memory_mib_max: float = inf,
     threshold: float | None = THRESHOLD,
 ) -> list[GraphStage]:  # fmt: skip
-    """Stages of a graph whose slowest is as fast as can be. `threshold` None: every operator is a cluster of its own,
+    """Stages of a graph whose slowest is as fast as can be. `threshold` None: every operator is a separate cluster,
     as AlpaServe cuts.
 
     Raises:
@@ -105,7 +105,7 @@ def graph_stages(
 
 
 def write_stages(model: Path, stages: Sequence[GraphStage], out: Path) -> list[Path]:
-    """Write each stage of a graph as a model of its own, in `out`: <model>-stage<n>.onnx; checked by onnx."""
+    """Write each stage of a graph as a separate model, in `out`: <model>-stage<n>.onnx; checked by onnx."""
     import onnx
 
     out.mkdir(parents=True, exist_ok=True)

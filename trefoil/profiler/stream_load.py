@@ -3,7 +3,7 @@
 A point of b streams is what a row of the profile says of a batch of b: the time of an answer of `tokens_mean` tokens
 beside b - 1 others. Prompts are those of the family's heldout.json (a list of texts, or of [prompt, answer]), else
 PROMPT_WORDS made-up words; each begins differently, so that no engine answers it from its prefix cache. Engines that
-can are told to go on to the last token; answers that end before are scaled to the mean length by their time per token.
+can are set to go on to the last token; answers that end before are scaled to the mean length by their time per token.
 """
 
 import json
@@ -146,7 +146,7 @@ def held_out(path: Path) -> tuple[str, ...]:
     """Prompts of a family's heldout.json; none where there is no such file.
 
     Raises:
-        CatalogError: it is no list of texts, or of lists that begin with one.
+        CatalogError: it is not a list of texts, or of lists that begin with one.
     """
     if not path.is_file():
         return ()
@@ -154,9 +154,9 @@ def held_out(path: Path) -> tuple[str, ...]:
         rows = json.loads(read_text(path, path.parent.resolve(), 16 * CONFIG_BYTES_MAX))
         found = tuple(row if isinstance(row, str) else row[0] for row in rows)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise CatalogError(f"{path} is no list of prompts: {error}", remedy='write ["a prompt", ...]') from error
+        raise CatalogError(f"{path} is not a list of prompts: {error}", remedy='write ["a prompt", ...]') from error
     if not found or not all(isinstance(prompt, str) and prompt for prompt in found):
-        raise CatalogError(f"{path} is no list of prompts", remedy='write ["a prompt", ...]')
+        raise CatalogError(f"{path} is not a list of prompts", remedy='write ["a prompt", ...]')
     return found
 
 

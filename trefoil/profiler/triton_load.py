@@ -102,7 +102,7 @@ class TritonSlice:
         """Make a request of that many items, checked against what the model says it takes.
 
         Raises:
-            InvalidInput: a shape is open, a type cannot be made up, or the model takes no such batch.
+            InvalidInput: a shape is open, a type cannot be generated, or the model takes no such batch.
         """
         name, wanted = self.model, str(version)
         try:
@@ -131,7 +131,7 @@ class TritonSlice:
         return made_up(tensor, shape)
 
     async def warm_up(self, request: Any) -> None:
-        """Have a few requests answered that nobody counts.
+        """Have a few requests answered that are not counted.
 
         Raises:
             Unavailable: the model fails; says what it said.
@@ -233,15 +233,15 @@ def numpy_type(tensor: Any) -> Any:
     """Type of an input's elements.
 
     Raises:
-        InvalidInput: of a type whose elements cannot be made up.
+        InvalidInput: of a type whose elements cannot be generated.
     """
     if tensor.datatype not in DATATYPES:
-        raise InvalidInput(f"input of type {tensor.datatype} cannot be made up", field="input", value=tensor.name)
+        raise InvalidInput(f"input of type {tensor.datatype} cannot be generated", field="input", value=tensor.name)
     return DATATYPES[tensor.datatype]
 
 
 def made_up(tensor: Any, shape: Sequence[int]) -> Any:
-    """Elements of an input that nobody has: noise, and 0 or 1 where they are whole numbers. The same each time."""
+    """Generated elements of an input: noise, and 0 or 1 where they are whole numbers. Equal each time."""
     kind, rng = numpy_type(tensor), np.random.default_rng(1)
     noise = rng.random(shape) if np.issubdtype(kind, np.floating) else rng.integers(0, 2, shape)
     return noise.astype(kind)

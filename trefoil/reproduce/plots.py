@@ -18,7 +18,7 @@ from trefoil.reproduce.scores import ScoreCurve
 WIDTH: Final = 12.0
 HEIGHT: Final = 3.8
 GREY: Final = "0.25"
-STYLE: Final[Mapping[str, Any]] = {  # said here: reports in the same process have a style of their own
+STYLE: Final[Mapping[str, Any]] = {  # said here: reports in the same process have a separate style
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.spines.top": False,

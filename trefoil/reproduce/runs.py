@@ -1,8 +1,8 @@
 """Runs of a reproduction as values, and many of them side by side on all cores.
 
 A `Spec` and the sources that a run imports say everything that it depends on, so that its result can be kept on disk
-under a hash of both: what was interrupted goes on where it was, and what another version played is played again. Runs
-are simulations (trefoil.simulator); their truth differs from what planners are told by the noise of the spec.
+under a hash of both: what was interrupted continues where it was, and what another version played is played again. Runs
+are simulations (trefoil.simulator); their truth differs from the planners' estimate by the noise of the spec.
 """
 
 import ast
@@ -100,7 +100,7 @@ class Spec:
     past: tuple[float, ...] = ()
     """Intensities of the hours before the trace begins, oldest first."""
     knows_truth: bool = False
-    """The planner has profiled the very hardware (ORACLE); else it is told the model, and the truth differs."""
+    """The planner has profiled the very hardware (ORACLE); else it gets the model, and the truth differs."""
 
     @property
     def span_s(self) -> float:
@@ -268,7 +268,7 @@ def scenario_of(spec: Spec) -> Scenario:
 
 
 def catalogs(spec: Spec) -> tuple[Catalog, Catalog]:
-    """Catalogs (told to the planner, true before noise): the profile with the spec's limits and factors."""
+    """Catalogs (the planner's, the true one before noise): the profile with the spec's limits and factors."""
     family, rows = load_family(family_folder(spec.family, spec.repository))
     energy, latency = dict(spec.energy), dict(spec.latency)
     changed = []
@@ -350,7 +350,7 @@ def run_all(
             found[spec] = _save_result(folder, spec.play())
             say(f"{n}/{len(left)} {spec.name}")
         return found
-    gc.collect()  # here: in a process that is forked, a channel of grpc.aio that is collected waits for ever
+    gc.collect()  # here: in a process that is forked, a channel of grpc.aio that is collected waits forever
     with ProcessPoolExecutor(workers, initializer=gc.freeze) as pool:
         running = {pool.submit(_play, spec): spec for spec in sorted(left, key=lambda spec: -spec.work)}
         for n, future in enumerate(as_completed(running), 1):

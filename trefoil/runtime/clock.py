@@ -54,7 +54,8 @@ class WallClock:
 
 
 class SteadyClock:
-    """Clock of a service: `now_s` is what the wall clock said at the start plus the time since, whoever steps it.
+    """Clock of a service: `now_s` is the wall clock at the start plus the time since, also if the wall clock is
+    stepped.
 
     A restart takes the calendar of then. Make one for a process: two made at different times may differ by a step.
     """
@@ -79,7 +80,7 @@ class SteadyClock:
 
 
 class ManualClock:
-    """Clock that moves only when told to: `await clock.advance(s)` also runs whoever was sleeping, in order."""
+    """Clock that moves only on command: `await clock.advance(s)` also runs sleeping tasks, in order."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

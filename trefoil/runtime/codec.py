@@ -94,7 +94,7 @@ MESSAGES: Final[Mapping[type, type[Message]]] = {
     planned.PlannedJobs: jobs_pb2.PlannedJobs,
 }
 _slice_key: Final = functools.lru_cache(maxsize=4096)(fleet.SliceKey)
-"""Equal keys are one object, whoever wrote them: a table finds what is the same without comparing it."""
+"""Equal keys are one object, whichever process wrote them: a table finds them by identity."""
 CLASSES: Final[Mapping[str, type]] = {pb.DESCRIPTOR.full_name: cls for cls, pb in MESSAGES.items()}
 
 NOT_FINITE: Final = ("inf", "-inf", "nan")  # how `to_plain` writes them
@@ -208,7 +208,7 @@ def _check_depth(tree: Any) -> None:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _finite_number(text: str) -> float:
@@ -219,7 +219,7 @@ def _finite_number(text: str) -> float:
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
@@ -295,7 +295,7 @@ def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
         return _rebuild(members[0], tree, path)
     if origin is tuple:
         if not isinstance(tree, list | tuple):
-            raise TypeError(f"{type(tree).__name__} is no list")
+            raise TypeError(f"{type(tree).__name__} is not a list")
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return tuple(from_plain(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(tree))
         pairs = zip(arguments, tree, strict=True)
@@ -309,10 +309,10 @@ def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
     if issubclass(annotation, IntEnum):
         return annotation[tree]
     if isinstance(tree, bool) and annotation in (int, float):
-        raise TypeError("bool is no number")
+        raise TypeError("bool is not a number")
     if annotation is float:
         if isinstance(tree, str) and tree not in NOT_FINITE:
-            raise TypeError("text is no number")
+            raise TypeError("text is not a number")
         return float(tree)
     if annotation is int and isinstance(tree, str):
         tree = int(tree)  # keys of a JSON object are text

@@ -40,7 +40,7 @@ else:
     class _Explained(type(Ranged)):
         """Metaclass of settings: what pydantic refuses of a model that is made in Python is our error too.
 
-        Not `__init__`, which pydantic would also call for the models inside one, where nobody knows of which field it
+        Not `__init__`, which pydantic would also call for the models inside one, where it is unknown of which field it
         is. Hidden from the type checker, which would take any arguments then.
         """
 
@@ -151,7 +151,7 @@ class ServiceSettings(Settings):
             remedy = "set tls_ca too, or drop it: without tls_ca no caller shows a certificate"
             raise errors.SettingError("set alone", field="tls_clients", value=self.tls_clients, remedy=remedy)
         if self.tls_ca is not None and self.tls_key is None:
-            remedy = "set tls_certificate and tls_key too: who has an authority shows a certificate of it"
+            remedy = "set tls_certificate and tls_key too: a service with an authority must show its own certificate"
             raise errors.SettingError("set alone", field="tls_ca", value=str(self.tls_ca), remedy=remedy)
         return self
 
@@ -201,7 +201,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def changed(settings: SettingsT, overrides: Mapping[str, Any]) -> SettingsT:
-    """Change settings by dotted keys, as `load` does, and check them anew.
+    """Change settings by dotted keys, as `load` does, and check them again.
 
     Raises:
         errors.SettingError: names field, value and remedy.
@@ -435,7 +435,7 @@ def _place(entries: Sequence[Any], part: str, where: str, origin: str) -> int:
 
 
 def _default(model: type[BaseModel], path: Sequence[str]) -> Any:
-    """What stands at a path that nobody has given: a list as the field has it, else an empty section."""
+    """Value at a path that was not given: the field's list, else an empty section."""
     holder = _model_at(model, path[:-1])
     field = holder.model_fields.get(path[-1]) if holder else None
     given = field.get_default(call_default_factory=True, validated_data={}) if field else None

@@ -1,6 +1,6 @@
 """Closes clients' connections that have nothing under way when a process runs short of file descriptors.
 
-Who opens connections and leaves them costs descriptors only, and these have a limit: without them nobody new is
+A client that opens connections and leaves them costs descriptors, and these have a limit: without them no new client is
 accepted, Redis and slices cannot be reached again, and files cannot be opened. So, from HIGH_RATIO of the limit on, the
 connections that were silent for longest go until LOW_RATIO is reached. A connection with a call under way stays, and so
 does for a while one that has asked before.
@@ -31,7 +31,7 @@ _LAST_DATA_RECV, _BYTES_RECEIVED, _TCP_INFO_BYTES = 52, 128, 136  # in the kerne
 
 
 def connections_max() -> int:
-    """Most connections that one server may take: what lies beyond is left to everything else that needs descriptors."""
+    """Most connections that one server may take: what is beyond is left to everything else that needs descriptors."""
     return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * HIGH_RATIO)
 
 
@@ -58,7 +58,7 @@ class CallsUnderWay:
 
 
 def descriptors_short() -> bool:
-    """Whether descriptors are short: the lowest free one lies beyond HIGH_RATIO of the limit."""
+    """Whether descriptors are short: the lowest free one is beyond HIGH_RATIO of the limit."""
     try:
         lowest_free = socket.socket(socket.AF_UNIX)
     except OSError:  # none is left

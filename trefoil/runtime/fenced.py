@@ -10,9 +10,9 @@ DONE: Final = 1
 REFUSED: Final = 0
 UNREADABLE: Final = 2
 LEASE_MAX_S: Final = 60.0
-"""Longest lease: what stands at a lease's key for longer, or for ever, is none."""
+"""Longest lease: what stands at a lease's key for longer, or forever, is none."""
 EPOCH_BYTES_MAX: Final = 64
-"""Bytes of an epoch's key that are read, and one more: what is longer is no epoch."""
+"""Bytes of an epoch's key that are read, and one more: what is longer is not an epoch."""
 
 # Both scripts: the text at a key; false where there is none, or something of another type.
 _TEXT: Final = """
@@ -97,7 +97,7 @@ return results
 # KEYS: epoch:<role>, lease:<role>. ARGV: verb, epoch, lease bytes, ttl_ms, the epoch that was read, the caller's last
 # lease, the caller's name, which a lease holds as field 2 of its message. Acquiring compares with the epoch that the
 # caller has read, because the lease, which holds the new epoch, is encoded by the caller. The caller need not wait for
-# a lease of its own, which it lost by its epoch. A Redis that lost its last second may hand an epoch out twice: a
+# a separate lease, which it lost by its epoch. A Redis that lost its last second may hand an epoch out twice: a
 # holder that finds another's name in the lease has lost the role, although the epoch is the holder's.
 LEASE_SCRIPT: Final = (
     _TEXT

@@ -17,7 +17,7 @@ from trefoil.core import errors
 
 COLLAPSE_RANGE: Final = 0x08  # modes of fallocate(2)
 PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
-REMEDY: Final = "make room on that disk, or mend it or its permissions"
+REMEDY: Final = "make room on that disk, or fix it or its permissions"
 GOES_ON: Final = "; nothing needs to be started again"
 
 
@@ -34,7 +34,7 @@ class NotPlain(Exception):
 
 @contextlib.contextmanager
 def open_plain(path: Path, bytes_max: int, below: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; `below`: folder that it has to lie in once all links are followed.
+    """Open a regular file for reading; `below`: folder that it has to be in once all links are followed.
 
     What stands at the name is looked at by a descriptor that opens nothing (O_PATH), and read by that same descriptor:
     a FIFO does not block, a device is not touched, and a link that is changed meanwhile leads nowhere else.
@@ -49,7 +49,7 @@ def open_plain(path: Path, bytes_max: int, below: Path | None = None) -> Iterato
         if below is not None and not (where := Path(os.readlink(own))).is_relative_to(below.resolve()):
             raise NotPlain(f"leads to {where}, which is not below {below}")
         if not stat.S_ISREG(found.st_mode):
-            raise NotPlain("is no regular file")
+            raise NotPlain("is not a regular file")
         if found.st_size > bytes_max:
             raise NotPlain(f"has {found.st_size} bytes, at most {bytes_max} are read")
         with open(own, "rb") as file:
@@ -129,7 +129,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make renames durable. They are done: what fails here could only be told by calling them undone."""
+    """Make renames durable. They are done: a failure here could only be reported by calling them undone."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -208,7 +208,7 @@ class LineFile:
 
     def append(self, line: bytes) -> None:
         """Append a line (without its newline). A torn one of a predecessor is ended first; a file that was deleted or
-        moved away meanwhile begins anew.
+        moved away meanwhile begins again.
 
         Raises:
             OSError: the line is not there.

@@ -82,13 +82,13 @@ def read_contract(path: Path, below: Path | None = None) -> model_config_pb2.Mod
     """Parse one config.pbtxt; its names of files and its tensors are judged.
 
     Raises:
-        CatalogError: it is no model configuration, or a value of it is out of range.
+        CatalogError: it is not a model configuration, or a value of it is out of range.
         OSError: it cannot be read.
     """
     try:
         config = text_format.Parse(read_text(path, below, CONFIG_BYTES_MAX), model_config_pb2.ModelConfig())
     except (text_format.ParseError, UnicodeDecodeError, ArithmeticError, RecursionError) as error:
-        raise CatalogError(f"{path} is no Triton model configuration: {error}", remedy="mend that line") from error
+        raise CatalogError(f"{path} is not a Triton model configuration: {error}", remedy="fix that line") from error
     names = {"default_model_filename": config.default_model_filename}
     names |= {f"cc_model_filenames[{key}]": name for key, name in config.cc_model_filenames.items()}
     names |= {f"{tensor.name}.label_filename": tensor.label_filename for tensor in config.output}
@@ -99,7 +99,7 @@ def read_contract(path: Path, below: Path | None = None) -> model_config_pb2.Mod
         if tensor.label_filename in RESERVED or VERSION.fullmatch(tensor.label_filename):
             remedy = "give the file of labels another name"
             raise CatalogError(
-                f"{path}: is no file of labels", field="label_filename", value=tensor.label_filename, remedy=remedy
+                f"{path}: is not a file of labels", field="label_filename", value=tensor.label_filename, remedy=remedy
             )
     for key in config.cc_model_filenames:
         check_file_name(key, f"{path}: cc_model_filenames")
@@ -129,7 +129,7 @@ def _check_range(path: Path, field: str, value: object, fits: bool, most: object
 
 
 def _texts(message: Message, place: str = "") -> Iterator[tuple[str, str]]:
-    """Texts of a message by field, names of tensors apart: these are no names of files."""
+    """Texts of a message by field, names of tensors apart: these are not names of files."""
     for field, value in message.ListFields():
         if field.name == "parameters" and not place:
             yield from ((f"parameters.{key}", value[key].string_value) for key in value if FILE_PARAMETER.search(key))
@@ -146,7 +146,7 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     """Tensor contract of a family: names, types, shapes and largest batch that all of its variants share.
 
     Raises:
-        CatalogError: the file is missing or is no model configuration.
+        CatalogError: the file is missing or is not a model configuration.
     """
     check_name(family, "family")
     path = source / family / CONFIG
@@ -173,7 +173,7 @@ def _add_chat_template(config: model_config_pb2.ModelConfig, path: Path, below: 
     try:
         config.parameters[CHAT_TEMPLATE].string_value = read_text(path, below, CONFIG_BYTES_MAX)
     except UnicodeDecodeError as error:
-        raise CatalogError(f"{path} is no UTF-8 text: {error}", remedy="save it as UTF-8") from error
+        raise CatalogError(f"{path} is not UTF-8 text: {error}", remedy="save it as UTF-8") from error
     except OSError as error:
         remedy = "make it readable, or remove it"
         raise system_error(CatalogError, error, "be read", path, remedy=remedy) from error
@@ -212,7 +212,7 @@ def probe_shape(config: model_config_pb2.ModelConfig, tensor: Any) -> list[int]:
     `trefoil_shape.<input>`, else 1.
 
     Raises:
-        CatalogError: that parameter is no shape of the input.
+        CatalogError: that parameter is not a shape of the input.
     """
     dims = [max(1, size) for size in tensor.dims]
     field = PROBE_SHAPE + str(tensor.name)
@@ -225,7 +225,7 @@ def probe_shape(config: model_config_pb2.ModelConfig, tensor: Any) -> list[int]:
             and all(a == b or (a > 0 and b == -1) for a, b in zip(given, tensor.dims, strict=True))
         ):
             remedy = f"write sizes that fit dims {list(tensor.dims)}, as in 3,640,640"
-            raise CatalogError("is no shape of that input", field=field, value=text, remedy=remedy)
+            raise CatalogError("is not a shape of that input", field=field, value=text, remedy=remedy)
         check_dims(Path(CONFIG), field, given)
         dims = given
     return [1, *dims] if config.max_batch_size > 0 else dims
@@ -283,7 +283,7 @@ def starts_processes(config: model_config_pb2.ModelConfig) -> bool:
 
 
 def not_graphs(config: model_config_pb2.ModelConfig) -> str:
-    """What a family's versions are where they are no ONNX graphs, in words; "" where they are."""
+    """What a family's versions are where they are not ONNX graphs, in words; "" where they are."""
     backend = backend_of(config)
     if backend == OPENAI:
         return "language models of engines that already run"
@@ -328,7 +328,7 @@ def judged_versions(
     source: Path, config: model_config_pb2.ModelConfig
 ) -> tuple[dict[int, tuple[Path, ...]], dict[int, str]]:
     """Files of each complete version of a contract's family, and why other versions are refused: a file leads out of
-    the repository, is no regular file, or there are too many.
+    the repository, is not a regular file, or there are too many.
     """
     family, expected = str(config.name), expected_files(config)
     found, refused, below = dict[int, tuple[Path, ...]](), dict[int, str](), boundary(source, family)

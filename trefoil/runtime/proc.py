@@ -1,4 +1,4 @@
-"""Processes of this host by identity: a pid and when it started. A pid alone may be somebody else's by now.
+"""Processes of this host by identity: a pid and when it started. A pid alone may belong to another process by now.
 
 A signal goes through a pidfd that was opened before the start time was compared, so that it can never reach a process
 that got the number afterwards.
@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 PROC: Final = Path("/proc")
 ENDED: Final = frozenset("ZXx")
-# Positions in /proc/<pid>/stat after the name. A program's words and variables lie between two addresses.
+# Positions in /proc/<pid>/stat after the name. A program's words and variables are between two addresses.
 FLAGS_AT: Final = 6
 CODE_AT: Final = 23
 SPANS_AT: Final = {"cmdline": (45, 46), "environ": (47, 48)}
@@ -34,7 +34,7 @@ class Identity:
 
     @classmethod
     def of_pid(cls, pid: int) -> "Identity":
-        """Identity of who has this number now; of nobody that ever ran where it is free."""
+        """Identity of the process with this number now; one that never ran if the number is free."""
         stat = read_stat(pid)
         return cls(pid, -1) if stat is None else stat.identity
 
@@ -71,7 +71,7 @@ class Identity:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
         try:
-            fd = os.pidfd_open(self.pid) if self.exists() else -1  # what is no pid at all is an error of the call
+            fd = os.pidfd_open(self.pid) if self.exists() else -1  # what is not a pid at all is an error of the call
         except ProcessLookupError:
             fd = -1
         if fd < 0:
@@ -128,7 +128,7 @@ def owned_processes(identity: Identity, mark: str, also: Sequence[int] = ()) -> 
 
 
 def of_user(uid: int) -> tuple[Identity, ...]:
-    """Processes that run as this user, whatever they made of themselves; empty for 0, which is nobody's alone."""
+    """Processes that run as this user, whatever they made of themselves; empty for 0, which is shared."""
     return tuple(stat.identity for stat in living() if uid and real_uid(stat.pid) == uid)
 
 
@@ -166,7 +166,7 @@ def _open_files(pid: int) -> set[str]:
 
 
 def output_of(pid: int) -> str:
-    """File that its standard output goes to; "" where that cannot be told."""
+    """File that its standard output goes to; "" if unknown."""
     try:
         return os.readlink(PROC / str(pid) / "fd" / "1").removesuffix(" (deleted)")
     except OSError:

@@ -116,7 +116,7 @@ def make_client(url: SecretStr | str, timeout_s: float) -> "redis.Redis":
         options.pop(name, None)
     common: dict[str, Any] = {
         "protocol": 2,
-        # With a timeout of its own the client sends under asyncio.wait_for, which in Python 3.11 can swallow a
+        # With a separate timeout the client sends under asyncio.wait_for, which in Python 3.11 can swallow a
         # cancellation: the task then outlives its service's shutdown.
         "socket_timeout": None,
         "socket_connect_timeout": timeout_s,
@@ -173,12 +173,12 @@ def _read_url(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
 
 
 async def read_hints(pubsub: Any, wait_s: float) -> Iterable[bytes]:
-    """Read what was published by now, each message once, or the first within `wait_s`. Whoever was cut off gets all
-    hints of that time together, and would act on each.
+    """Read what was published by now, each message once, or the first within `wait_s`. A subscriber that was cut off
+    gets all hints of that time together, and would act on each.
 
     Raises:
         redis.ConnectionError: it gave up at once. To redis-py the time-out of the connection itself (ETIMEDOUT, of a
-            host that was cut off) is that of the question: it says that there is no message, for ever and in no time.
+            host that was cut off) is that of the question: it says that there is no message, forever and in no time.
     """
     clock_s = asyncio.get_running_loop().time
     found: dict[bytes, None] = {}

@@ -1,4 +1,4 @@
-"""Read a model repository (family.toml, profile.csv) into a `Catalog`, refusing what is malformed by file and field."""
+"""Reader of a model repository (family.toml, profile.csv) into a `Catalog`; errors name file and field."""
 
 import csv
 import datetime
@@ -436,7 +436,7 @@ def _provenance(path: Path, comments: Iterable[str]) -> Provenance:
 def _assert_unique(values: list[Any], field: str, where: str) -> None:
     for value, count in Counter(values).items():
         if count > 1:
-            raise errors.CatalogError(f"{where}: stands twice", field=field, value=value, remedy="keep one of them")
+            raise errors.CatalogError(f"{where}: occurs twice", field=field, value=value, remedy="keep one of them")
 
 
 def _assert_batches_grow(rows: list[ProfileRow], where: str) -> None:
@@ -461,7 +461,7 @@ def _cells(path: Path, lines: list[str]) -> list[list[str]]:
     try:
         return [next(csv.reader([line])) for line in lines]
     except csv.Error as error:
-        raise errors.CatalogError(f"{path} is no CSV: {error}", remedy="write one cell per column") from error
+        raise errors.CatalogError(f"{path} is not a CSV: {error}", remedy="write one cell per column") from error
 
 
 def _read(path: Path, below: Path | None, bytes_max: int) -> str:

@@ -41,7 +41,7 @@ MESSAGE_BYTES_MAX: Final = 64 * 2**20
 CONNECTION_CALLS_MAX: Final = 4096
 """Calls under way on one connection; a client's further ones wait in the client."""
 STREAMS_MAX: Final = 100
-"""Streams of answers that one server has open at once: each is told every change, whether its client reads or not."""
+"""Streams of answers that one server has open at once: each gets every change, whether its client reads or not."""
 ERROR_TRAILER: Final = "trefoil-error"
 NEVER_S: Final = 86_400.0  # a grace of gRPC's own, which RpcServer.stop ends long before
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
@@ -137,7 +137,7 @@ def make_server(
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token, or certificates that cannot be used.
-        errors.PortInUse: somebody else listens there.
+        errors.PortInUse: another process listens there.
     """
     listen = address or settings.admin_address
     check_listener(settings, listen, read_only=read_only)
@@ -405,7 +405,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def refuse(code: grpc.StatusCode, why: str, *trailers: tuple[str, str]) -> None:
             why = errors.brief(why)
-            note(code, why)  # first, as an answer is: who is told finds it noted
+            note(code, why)  # first, as an answer is: its reader finds it noted
             await context.abort(code, why, trailers)
 
         try:

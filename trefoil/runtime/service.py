@@ -1,9 +1,8 @@
-"""Life of a process: all components are initialised in order, then run together, and shut down in reverse order.
+"""Life cycle of a process: components are initialised in order, run together, and shut down in reverse order.
 
-`main(build)` is all that a `__main__.py` calls. SIGTERM and SIGINT end it with exit code 0; an operating error prints
-one line and ends it with 2; a bug prints its traceback and ends it with 1. A component that drains says for how long
-(`patience_s`), and a second signal tells it to be quick (`hurry`); a third one kills. Where no component drains, the
-second one kills.
+A `__main__.py` calls only `main(build)`. SIGTERM and SIGINT end it with exit code 0; an operating error prints one line
+and ends it with 2; a bug prints its traceback and ends it with 1. A component that drains states for how long
+(`patience_s`). A second signal shortens the drain (`hurry`), a third one kills. Without a drain the second one kills.
 """
 
 import asyncio
@@ -132,7 +131,7 @@ def main(
     """Main of a service: wire, run, and return the exit code. `raise SystemExit(main(build))`; asyncio's own loop.
 
     A crash in native code (gRPC, uvloop) writes where every thread was to stderr. Who has stood by until a role is free
-    starts anew at once, in this process: the role is nobody's meanwhile.
+    starts again at once, in this process: no process has the role meanwhile.
     """
     if not faulthandler.is_enabled():
         faulthandler.enable()
@@ -299,7 +298,7 @@ def renewals(
     settings: ServiceSettings, tls: Tls | None, plan_keys: PlanKeys | None = None, peers: Sequence[OtherZone] = ()
 ) -> tuple[dict[str, Callable[[], float]], list[Reread[Any]]]:
     """Ends of a service's certificates, and files of its secrets, keys and certificates, for `RenewalsComponent`.
-    `peers`: zones that are called with files of their own."""
+    `peers`: zones that are called with separate files."""
     files: list[Reread[Any]] = [*secret_files(settings)]
     if plan_keys is not None and plan_keys.file is not None:
         files.append(plan_keys.file)
@@ -371,7 +370,7 @@ class NetworkComponent:
     """Part that ends a process whose network was taken away, so that it is started again in the new one.
 
     A container that shares the network of another one stays, when that one is restarted, in a network namespace with
-    nothing but loopback: no client reaches it, and its own health check does. Where there never was another interface,
+    only loopback: no client reaches it, and its own health check does. Where there never was another interface,
     and for interruptions shorter than NETWORK_GONE_S, nothing happens.
     """
 
@@ -408,7 +407,7 @@ class NetworkComponent:
 class StateComponent:
     """Part that closes the connections to Redis at the end; list it first, so that it is shut down last.
 
-    Meanwhile it compares this service's clock with that of Redis. `report` is told of an error, and by "" of its end.
+    Meanwhile it compares this service's clock with that of Redis. `report` gets an error, and "" at its end.
     """
 
     def __init__(
@@ -423,7 +422,7 @@ class StateComponent:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppress(errors.StateUnavailable):  # whoever reads or writes there says so
+            with contextlib.suppress(errors.StateUnavailable):  # readers and writers report it
                 self._judge(await self._state.clock_offset_s())
                 self._answered = True
             await self._clock.sleep(OFFSET_POLL_S if self._answered else FIRST_POLL_S)

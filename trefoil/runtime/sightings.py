@@ -35,7 +35,7 @@ class Sightings:
     """Sightings of values that their writers stamp and renew, each by a name. Times are this clock's `now_s`."""
 
     def __init__(self, clock: Clock, lives_s: float | None = None) -> None:
-        """`lives_s`: a value that is not renewed for so long is not found any more; None: it stays for ever."""
+        """`lives_s`: a value that is not renewed for so long is not found any more; None: it stays forever."""
         self._clock, self._lives_s = clock, lives_s
         self._known: dict[str, _Known] = {}
 
@@ -156,7 +156,8 @@ def _name(worker: tuple[str, int]) -> str:
 
 def _offset_s(known_s: float | None, stamp_s: float, from_s: float, until_s: float, sure: bool) -> float | None:
     """Offset of a stamp that was written between two times, the one known as long as it may be true; no difference of
-    clocks is told from a value's way. Not `sure` that it was written then: None where clocks seem to differ."""
+    clocks is distinguished from a value's delay. Not `sure` that it was written then: None where clocks seem to
+    differ."""
     for offset_s in (0.0, known_s):
         if offset_s is not None and from_s - AGREE_S <= stamp_s + offset_s <= until_s + AGREE_S:
             return offset_s

@@ -1,9 +1,8 @@
-"""State in Redis: every read, every write. One writer per key; a role's writes go through one script that fences them.
+"""State in Redis: all reads and writes. Each key has one writer; one script fences the writes of a role.
 
-All calls answer within `timeout_s` or raise `StateUnavailable`, whatever Redis answers: serving never waits for it.
-Connecting is lazy, so a service starts, and goes on, without it. A value that cannot be read is as good as lost: reads
-go on without it, it is named once, and its writer puts it right (`renew`). What each key means and what happens when it
-is lost: docs/state.md.
+All calls return within `timeout_s` or raise `StateUnavailable`, so serving never waits for Redis. Connecting is lazy: a
+service starts and continues without Redis. An unreadable value counts as lost: readers leave it out, the log names it
+once, and its writer writes it again (`renew`). Meaning of each key, and what happens if it is lost: docs/state.md.
 """
 
 import asyncio
@@ -196,7 +195,7 @@ class State:
     def _lose(self, lease: Lease) -> None:
         if self._held_until_s.pop((lease.name, lease.epoch), None) is not None:
             held = self._of_role(lease.name)
-            held.values.clear()  # whoever takes the role next writes what he has
+            held.values.clear()  # the next holder of the role writes its own values
             held.attempts.clear()
         self._show_epoch(lease.name, 0)
 
@@ -293,7 +292,7 @@ class State:
             self._log.warning("what others may have overwritten is not looked at", error=str(error))
             return
         if wrong or foreign:
-            self._log.warning("somebody else wrote over keys", written_again=wrong, deleted=foreign, role=lease.name)
+            self._log.warning("another process overwrote keys", written_again=wrong, deleted=foreign, role=lease.name)
 
     # The two scripts
 
@@ -403,7 +402,7 @@ class State:
         return {key: value for key, value in decoded.items() if value is not None}
 
     async def stream(self, key: str, cls: type[T], after_id: str = "0", count: int = 1000) -> list[tuple[str, T]]:
-        """Read at most `count` entries of a stream after an id, oldest first; all of one that was begun anew."""
+        """Read at most `count` entries of a stream after an id, oldest first; all of one that was begun again."""
 
         async def page(after: str, size: int) -> Entries:
             [entries] = await self._send(lambda pipeline: pipeline.xrange(key, f"({after}", "+", size), key)
@@ -443,7 +442,7 @@ class State:
         if wrong := sorted(fields.keys() - found.keys()):
             if known is not None:  # said already
                 self.unreadable[key] = known
-            self._note(state_errors.unreadable(key, f"{wrong[0]} = {fields[wrong[0]]:.40} is no sum"))
+            self._note(state_errors.unreadable(key, f"{wrong[0]} = {fields[wrong[0]]:.40} is not a sum"))
         return found
 
     async def _values(
@@ -538,7 +537,7 @@ class State:
         Never raises for trouble with Redis: it ticks on and subscribes again.
         """
         while True:
-            with contextlib.suppress(errors.StateUnavailable):  # counted; whoever reads the keys says why
+            with contextlib.suppress(errors.StateUnavailable):  # counted; readers of the keys say why
                 async for change in self._subscribed(poll_s):
                     yield change
             yield None
@@ -595,6 +594,6 @@ def _is_text(value: bytes) -> bool:
 
 
 def entry_order(entry_id: bytes | str) -> tuple[int, int]:
-    """Order of a stream's ids: milliseconds, number within them; (0, 0) of what is no id."""
+    """Order of a stream's ids: milliseconds, number within them; (0, 0) of what is not an id."""
     found = _ENTRY_ID.fullmatch(_text(entry_id))
     return (int(found[1]), int(found[2] or 0)) if found else (0, 0)

@@ -1,7 +1,7 @@
 """Judge of what Redis answers instead of a result, and of what stands at a key instead of its value.
 
 Whatever a call to Redis fails by becomes `StateUnavailable`. A value that its writer cannot have written (of another
-type, no message, too large, of somebody else's name, from before 1970) is as good as lost: readers go on without it,
+type, no message, too large, of another's name, from before 1970) is as good as lost: readers continue without it,
 and its writer writes it again.
 """
 
@@ -44,8 +44,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "NOAUTH": "write the password into redis_url",
     "WRONGPASS": "correct the password in redis_url",
     "NOSCRIPT": "none: the script is loaded again by the next call",
-    "CROSSSLOT": "use a Redis that is no cluster: one script writes several keys",
-    "CLUSTERDOWN": "use a Redis that is no cluster",
+    "CROSSSLOT": "use a Redis that is not a cluster: one script writes several keys",
+    "CLUSTERDOWN": "use a Redis that is not a cluster",
 }
 WRONGTYPE: Final = "WRONGTYPE"
 _CODE: Final = re.compile(rf"\b({'|'.join((*REMEDIES, WRONGTYPE))})\b")

@@ -98,7 +98,7 @@ class Metrics(Collector):
         """Serve metrics in a thread; returns what stops it. `answer` has other paths: their status and text.
 
         Raises:
-            errors.PortInUse: somebody else listens there.
+            errors.PortInUse: another process listens there.
         """
         try:
             server, thread = prometheus.start_http_server(port, host, CollectorRegistry())

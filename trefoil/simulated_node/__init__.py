@@ -1,1 +1,1 @@
-"""Simulated node: a model of driver and GPUs in a process of its own, on which unmodified pynvml works."""
+"""Simulated node: a model of driver and GPUs in a separate process, on which unmodified pynvml works."""

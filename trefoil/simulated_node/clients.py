@@ -33,7 +33,7 @@ class Clients:
             self._clients.setdefault(self.caller, _Client()).opened += 1
 
     def close(self) -> None:
-        """Count an nvmlShutdown of the caller; the last one lets go of its GPUs. One too many is no error."""
+        """Count an nvmlShutdown of the caller; the last one lets go of its GPUs. One too many is not an error."""
         client = self._clients.get(self.caller) if self.caller is not None else None
         if client is not None:
             client.opened -= 1

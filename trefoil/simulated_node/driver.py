@@ -1,8 +1,8 @@
 """A GPU driver without GPUs: handles, MIG placement rules, clocks and limits, with NVML's error codes.
 
-Pure state: no pynvml, no clock (`now_s` is set by whoever owns it), no files. A refused call raises NvmlFault with the
+Pure state: no pynvml, no clock (`now_s` is set by its owner), no files. A refused call raises NvmlFault with the
 code that NVML documents for it. Handles are opaque integers that are never reused; a destroyed instance leaves a handle
-that is refused, and a handle of an earlier driver load is told apart (UNINITIALIZED), so a client notices that its
+that is refused, and a handle of an earlier driver load is recognised (UNINITIALIZED), so a client notices that its
 driver went away. `calls` puts NVML's symbols over it, `machine` adds power, faults and time.
 """
 
@@ -105,7 +105,7 @@ class Driver:
         self._start_load(load_number)
 
     def deinitialise(self, gpu: Gpu) -> None:
-        """Deinitialise a GPU that nobody uses, without persistence mode: locks, limits and counter start anew."""
+        """Deinitialise a GPU that no process uses, without persistence mode: locks, limits and counter start again."""
         self._to_defaults(gpu)
         gpu.energy_mj, gpu.capped, gpu.throttle_mhz = 0, False, None
 
@@ -214,7 +214,7 @@ class Driver:
         return Nvml.SUCCESS
 
     def reset(self, gpu: Gpu) -> None:
-        """Reset a GPU: pending MIG mode applies (Ampere) or is lost (Hopper); locks, limits and counter start anew.
+        """Reset a GPU: pending MIG mode applies (Ampere) or is lost (Hopper); locks, limits and counter start again.
 
         IN_USE while any process has it open: a context, a handle of NVML, or nvidia-persistenced.
         """
@@ -251,7 +251,8 @@ class Driver:
         gpu.lost = True
 
     def xid(self, gpu: Gpu, code: int, instance: GpuInstance | None = None) -> None:
-        """Report an Xid error to those who listen; the GPU goes on. Newer drivers ask for a reset after a fatal one."""
+        """Report an Xid error to listeners; the GPU continues. Newer drivers ask for a reset after a fatal
+        one."""
         if code in FATAL_XIDS:
             gpu.recovery_action = GPU_RESET
         self.events.post(gpu.index, self.handle(gpu), code, instance.id if instance else None)

@@ -35,7 +35,7 @@ CI_PROFILES: Final[dict[int, tuple[int, tuple[int, ...]]]] = {
     7: (4, (0,)),
 }
 CI_WIDTHS: Final = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 3, 4, 7)}  # 4g has no 3c
-REV1_CI_ID: Final = 7  # the compute instance of 1g+me has a constant of its own
+REV1_CI_ID: Final = 7  # the compute instance of 1g+me has a separate constant
 
 # GPU instance ids per size in memory slices: opaque to users, lowest free first, reused at once.
 GI_IDS: Final = {8: (0,), 4: (1, 2), 2: (3, 4, 5, 6), 1: (7, 8, 9, 10, 11, 12, 13, 14)}

@@ -1,6 +1,6 @@
 """What a simulated GPU is: its instances, processes, clocks, limits and sensors, as values. The rules are the driver's.
 
-Clocks move a moment after they are told to (`settles_at_s`); time is whatever the driver was last told that it is.
+Clocks move a moment after the command (`settles_at_s`); time is the driver's last `now_s`.
 """
 
 from collections.abc import Iterator

@@ -38,7 +38,8 @@ class Interference:
             raise _refused(f"create {slice_type} at {start}", error) from error
 
     def destroy(self, index: int, start: int, compute_only: bool = False) -> None:
-        """Destroy compute instances, then the GPU instance; with `stale_listing`, older sessions go on listing it."""
+        """Destroy compute instances, then the GPU instance; with `stale_listing`, older sessions continue listing
+        it."""
         driver, instance = self._machine.driver, self._instance(index, start)
         try:
             for compute in list(instance.computes.values()):
@@ -123,7 +124,7 @@ class Interference:
         self._machine.gpu(index).thermal_mhz = mhz or None
 
     def xid(self, index: int, code: int, start: int | None = None) -> None:
-        """Report an Xid error to those who wait for events; the GPU goes on."""
+        """Report an Xid error to clients that wait for events; the GPU continues."""
         gpu = self._machine.gpu(index)
         self._machine.driver.xid(gpu, code, None if start is None else self._instance(index, start))
 
@@ -132,7 +133,7 @@ class Interference:
         self._machine.driver.lose(self._machine.gpu(index))
 
     def deinitialise(self, index: int) -> None:
-        """Let go of a GPU without persistence mode: locks, limits and counter start anew, handles stay."""
+        """Let go of a GPU without persistence mode: locks, limits and counter start again, handles stay."""
         gpu = self._machine.gpu(index)
         if gpu.persistence or gpu.processes:
             why = "persistence mode is on" if gpu.persistence else "processes are on it"

@@ -1,6 +1,6 @@
 """A simulated machine: the GPUs of a node with their driver, faults and true energy, but without processes and sockets.
 
-Synchronous and in-process, so that a test may own one. Time is told, not read:
+Synchronous and in-process, so that a test may own one. Time is an argument, never read:
 
     machine = Machine(devices=("A100-SXM4-40GB", "Tesla T4"))
     with pynvml_on(machine.send): ...             # tests/support: the unmodified pynvml answers from it
@@ -313,17 +313,17 @@ class Machine:
         return self.driver.gpus[index]
 
     def reset(self, gpu: Gpu) -> None:
-        """Reset a GPU as a person does: the counter starts anew, the true split goes on."""
+        """Reset a GPU as a person does: the counter starts again, the true split continues."""
         self.driver.reset(gpu)
         self._counter_zero_j[gpu.index] = self.energies[gpu.index].counter_j
 
     def deinitialise(self, gpu: Gpu) -> None:
-        """Deinitialise an unused GPU as the driver does: what is not persistent starts anew."""
+        """Deinitialise an unused GPU as the driver does: what is not persistent starts again."""
         self.driver.deinitialise(gpu)
         self._counter_zero_j[gpu.index] = self.energies[gpu.index].counter_j
 
     def reload(self, load_number: int | None = None) -> None:
-        """Reload the driver: see Driver.reload. The true split goes on."""
+        """Reload the driver: see Driver.reload. The true split continues."""
         with self._lock:
             self.driver.reload(self.driver.load_number + 1 if load_number is None else load_number)
             self._serving.clear()

@@ -134,7 +134,7 @@ class PaceFile:
 
     def _difference(self, raw: tuple[Any, ...], last: _Slot, now_ns: int) -> PacedWork | None:
         version, crc, *counted, started_ns = raw[:8]
-        if counted[0] < last.counted[0] or counted[1] < last.counted[1]:  # it was taken anew and counts from zero
+        if counted[0] < last.counted[0] or counted[1] < last.counted[1]:  # it was taken again and counts from zero
             last.counted, last.running_ns = _Slot().counted, 0
         busy_ns, batches, items, overruns, overrun_ns = map(operator.sub, counted, last.counted)
         elapsed_ns = max(0, now_ns - started_ns) if started_ns else 0

@@ -24,7 +24,7 @@ def simulate(
     keep_records: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Result:
-    """Simulate from beginning to end. `progress` is told the share that is done.
+    """Simulate from beginning to end. `progress` gets the share that is done.
 
     Raises:
         errors.TrefoilError: the scenario cannot be run; names field, value and remedy.
@@ -54,7 +54,7 @@ def simulate_to(scenario: Scenario, out: Path | None, *, bar: bool = False) -> R
 
 @contextmanager
 def progress_bar(name: str, bar: bool) -> Iterator[Callable[[float], None]]:
-    """Progress bar on standard error, to be told the share that is done."""
+    """Progress bar on standard error; call it with the share that is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not bar) as painted:
         task = painted.add_task(name, total=1.0)

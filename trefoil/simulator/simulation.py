@@ -91,7 +91,7 @@ def at_once(step: Coroutine[object, None, T]) -> T:
 
 @types.coroutine
 def until_resumed() -> Generator[None, None, None]:
-    """Leave a core's step here, until `send(None)` goes on with it."""
+    """Leave a core's step here, until `send(None)` continues with it."""
     yield
 
 
@@ -122,7 +122,7 @@ class Simulation(NullPorts):
         self._published: tuple[Route, ...] = ()
         self._rolling: Coroutine[object, None, None] | None = None
         self._rolling_due_s = math.inf
-        self._moved = False  # whether the rollout has changed what serves and no engine has been told yet
+        self._moved = False  # whether the rollout has changed what serves and no engine knows it yet
         self._drained_s = -math.inf
         self._woken = False
         self._tick_at_s = self.now_s
@@ -266,12 +266,13 @@ class Simulation(NullPorts):
             self._run_step(self.core.step())
 
     def restart_feed(self) -> None:
-        """Read intensities and their history anew: what they are played from has changed."""
+        """Read intensities and their history again: what they are played from has changed."""
         self.observation.inputs.carbon = None
         self._read_carbon()
 
     def renew_objectives(self) -> None:
-        """Set every objective again, as an operator does: its budget begins anew, and the trigger `objective` fires."""
+        """Set every objective again, as an operator does: its budget begins again, and the trigger `objective`
+        fires."""
         known = self.core.objectives
         self.core.objectives = {f: replace(o, number=o.number + 1) for f, o in known.items()}
         for family in known:
@@ -435,7 +436,7 @@ class Simulation(NullPorts):
 
 
 def _mean_per_s(arrivals: Mapping[str, ArrivalSource], family: str, from_s: float, until_s: float) -> float:
-    """What an all-knowing forecaster is told of a family."""
+    """The true load of a family, for an all-knowing forecaster."""
     return arrivals[family].mean_per_s(from_s, until_s)
 
 

@@ -1,4 +1,4 @@
-"""Change filter with hysteresis: which of a zone's readings a watcher is told, without flapping.
+"""Change filter with hysteresis: which of a zone's readings watchers get, without flapping.
 
 Data: reading v [g/kWh], the last announced a, the direction d of the last announced change (0 = none yet), change ratio
 c, hysteresis h, floor f = 1 g/kWh under which a share of the value says nothing.
@@ -7,7 +7,7 @@ Formulation: x = (v - a) / max(a, f). Announce when quality or rung differ from 
 when c = 0 and anything differs; else when |x| > c, or |x| > c + h where x has the other sign than d. What is announced
 becomes a, so that the band lies around it at once and the next change is measured from there.
 So a value that swings by less than c + h about a level is announced at most twice, however long it swings, while one
-that goes on in its direction is announced at each further c.
+that continues in its direction is announced at each further c.
 Deviations: CLOVER's 5 % trigger (h = 0) compares with the last announced value too, and fires at each turn.
 Stateless: what was announced last comes with the question.
 """
@@ -20,7 +20,7 @@ from trefoil.core.carbon import CarbonReading, rung_name
 from trefoil.core.errors import InvalidInput
 
 FLOOR_G_PER_KWH: Final = 1.0
-HYSTERESIS_SHARE: Final = 0.5  # of the change ratio, where nobody says otherwise
+HYSTERESIS_SHARE: Final = 0.5  # of the change ratio, by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ChangeFilter:
 
     def decide(self, last: Announced | None, reading: CarbonReading) -> AnnouncementDecision:
         """Decide whether to announce a reading, given what was announced last (None: nothing yet)."""
-        assert math.isfinite(reading.intensity_g_per_kwh), "readings are validated before they are told"
+        assert math.isfinite(reading.intensity_g_per_kwh), "readings are validated before they are announced"
         if last is None:
             return AnnouncementDecision(Announced(reading), "first")
         was = last.reading

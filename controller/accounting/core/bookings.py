@@ -47,7 +47,7 @@ def bookings(sample: EnergySample, reading: CarbonReading, families: Sequence[st
 def embodied_bookings(
     sample: EnergySample, families: Sequence[str], embodied_g: float, lifetime_years: float, metered: bool
 ) -> Iterator[Booking]:
-    """Bookings of the device's embodied carbon for the time of a sample; `embodied_g` 0: nobody has said."""
+    """Bookings of the device's embodied carbon for the time of a sample; `embodied_g` 0: unknown."""
     seconds, drawn = sample.ends_at_s - sample.starts_at_s, dict.fromkeys(families, 1.0)
     if metered and sample.counter_j > 0:
         drawn = {}

@@ -6,9 +6,9 @@ the line through the smallest and the largest profiled batch at the device's clo
 tokens, that of one answer over its mean tokens. ratio(k) = metered active joules over estimated ones, both forgotten
 exponentially (`memory_s`). Both streams are joined sample by sample: the windows of
 the answers are cut at the borders of the sample, so that neither is counted over another time than the other; what was
-answered in a window was drawn half a service time earlier, or a load that begins would look dearer than it is. A slice
-with fewer than `items_min` answers takes the ratio of its kind (device type, slice type, family, variant), else 1.
-Where no profile is known the metered joules per item are the rate.
+answered in a window was drawn half a service time earlier, or a load that begins would look more expensive than it is.
+A slice with fewer than `items_min` answers takes the ratio of its kind (device type, slice type, family, variant), else
+1. Where no profile is known the metered joules per item are the rate.
 A device that nothing meters has no rates: its energy is unknown, not 0.
 What was executed without an answer (its client had left, it failed) counts as answers do, in estimates and receipts.
 residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. What receipts of a
@@ -41,7 +41,7 @@ GAP_S: Final = 0.01  # between two samples that follow each other, at most
 PIECES_MAX: Final = 4_800  # windows of a device that wait for its samples
 RATIO_DIGITS: Final = 4
 CARRIED_MAX: Final = 0.1  # of the joules remembered: more would have one client pay what another was not asked
-REPAID_S: Final = 20.0  # of load: longer than rates take to be told and to come back, shorter than what they follow
+REPAID_S: Final = 20.0  # of load: longer than the round trip of rates, shorter than what they follow
 
 Key = tuple[SliceKey, str, str]  # slice, family, variant
 Kind = tuple[str, str, str, str]  # device type, slice type, family, variant
@@ -389,7 +389,7 @@ def sum_by_family(found: Iterable[JoinedSample]) -> list[JoinedSample]:
 
 
 def rates_changed(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by: float) -> bool:
-    """Whether rates differ from those told last: another set, or a ratio that moved by more than a share."""
+    """Whether rates differ from those published last: another set, or a ratio that moved by more than a share."""
     now = {(rate.slice, rate.family, rate.variant): rate.ratio for rate in rates}
     return now.keys() != before.keys() or any(abs(now[key] - old) > by * old for key, old in before.items())
 

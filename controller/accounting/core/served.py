@@ -4,7 +4,7 @@ Data: load windows of all workers over one span, what the family's devices drew 
 Formulation: as `LoadWindows.measured_in`, for the cells of each class alone. Each answer was counted against its own
 objective (its request's, its class's, else its family's) by the dispatcher that gave it. Classes are shown where a
 family has any but the default one; meters know none, so joules and grams are the family's.
-What nobody answered or metered is None, never 0.
+Unanswered or unmetered is None, never 0.
 """
 
 from collections.abc import Sequence

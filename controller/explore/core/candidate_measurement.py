@@ -3,7 +3,7 @@
 Data: the load windows of all workers that began after the candidate was in place, the energy samples of all devices.
 Decision: a `Measurement`, or why a measurement has to be broken off.
 Formulation: latency, attainment and accuracy are those of `LoadWindows.measured_in`; the interval goes from the first
-window's start to the last one's end, and joules and grams are the part of every sample that lies in it, idle and sleep
+window's start to the last one's end, and joules and grams are the part of every sample that is in it, idle and sleep
 included, over the requests answered in it. backlog = arrived - ended; p95 and backlog are bounded, so that a plan that
 cannot carry the load is left long before a request is lost.
 Deviations: none.
@@ -127,7 +127,7 @@ def measured(view: PlanView, windows: LoadWindows, found: Sequence[LoadWindow], 
 def failed_measurements(families: Iterable[str]) -> tuple[Measured, ...]:
     """Measurements that tell a planner of failure: its candidate was refused or broken off.
 
-    Where one of several is to blame it is told of alone: what the others had has not been measured, and is no failure.
+    If one of several causes the failure, only that one is reported: the others were not measured.
     """
     return tuple(Measured(family, math.inf, math.inf, 0.0, 0.0, None, 0.0, 0.0) for family in families)
 

@@ -47,7 +47,7 @@ from trefoil.core.plan import Plan, RolloutState
 
 TOTALS: Final = "explorations"
 METER_WAIT_S: Final = 4.0  # for energy samples of the interval measured; later ones make joules and grams unknown
-PAUSE_S: Final = 5.0  # a longer gap between two looks (Redis was down) begins the measurement of the candidate anew
+PAUSE_S: Final = 5.0  # a longer gap between two looks (Redis was down) begins the measurement of the candidate again
 IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
 
 RolloutOutcome = tuple[RolloutState, str]
@@ -135,7 +135,7 @@ class Explorer:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def step(self, view: PlanView, current: Plan | None, rollout: RolloutOutcome) -> None:
-        """Step of an exploration. A longer pause between two of them begins a measurement anew."""
+        """Step of an exploration. A longer pause between two of them begins a measurement again."""
         run, self._current = self.run, current
         assert run is not None
         now_s = self._clock.now_s()
@@ -291,7 +291,7 @@ class Explorer:
         if state == RolloutState.DONE:
             self.run.phase = Phase.ASK
             self.ports.wake()
-        elif state in FINAL_STATES:  # the loop goes on to try
+        elif state in FINAL_STATES:  # the loop continues to try
             self.run.phase = Phase.ASK
             self.ports.log("the way back halted", warning=True, why=why)
 

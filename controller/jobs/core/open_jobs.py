@@ -34,7 +34,7 @@ def pending_jobs(
     for told in found:
         for one in told.jobs:
             name = f"{told.folder}/{one.job_id}"
-            why = "its id stands twice" if name in jobs else _fault(one, now_s)
+            why = "its id occurs twice" if name in jobs else _fault(one, now_s)
             if why:
                 wrong.append((told.folder, f"job {one.job_id[:NAME_CHARS_MAX]!r}: {why}"))
             elif one.family in families and (zones := zones_of(one.zones, zone, offered, one.bounded)):

@@ -122,7 +122,7 @@ def _check(jobs: Sequence[PendingJob], slots: Sequence[Slot]) -> None:
 
 
 def check_pending(job: PendingJob) -> None:
-    """Check the numbers of a job. A deadline may lie in the past: then the job is late.
+    """Check the numbers of a job. A deadline may be in the past: then the job is late.
 
     Raises:
         errors.InvalidInput: naming the field.

@@ -1,7 +1,7 @@
 """Program of jobs: how many items of each lot run in which slot, on which pool, for the fewest grams.
 
 Source: ours. Data: jobs, slots, the time now. Result: device hours by lot, slot and pool; docs/jobs.md has formulas.
-Formulation: a linear program, but for the devices woken now, which are whole. Jobs that differ in nothing but their
+Formulation: a linear program, but for the devices woken now, which are whole. Jobs that differ in only their
 deadline are one lot, and of each lot's work at least what is due by a deadline is done by then (earliest deadline first
 divides it among jobs), and nothing before it has arrived. A pool has the device seconds of its slot. Awake devices add
 active joules only; devices woken for jobs also idle and wake-up joules. Where not all can be in time, overdue device
@@ -166,7 +166,7 @@ class JobsProgram:
             [self._program.variable(o.item_g * hours * self._patience(o), 0.0, lot.due_h()) for o in lot.options]
         )
         beyond_h = lot.due_h() - lot.due_h(self._until_s)
-        if beyond_h > 0 and lot.options:  # after the last slot an hour is as dear as the mean of those known
+        if beyond_h > 0 and lot.options:  # after the last slot an hour is as expensive as the mean of those known
             mean_g = sum(option.whole_g for option in lot.options) / len(lot.options)
             self._later[number] = self._program.variable(mean_g * hours, 0.0, beyond_h)
         limit_g = lot.jobs[0].grams_left

@@ -2,8 +2,8 @@
 
 Source: below, each with its deviations. Data: jobs, slots, the time now. Result: a plan of jobs.
 Formulation: all rules see the same slots, forecasts and free device seconds. The simple ones plan job by job, the
-    earliest deadline first, in what jobs before left. They know nothing of jobs to come, and do not heed `grams_left`.
-    In one hour a job takes the pool with the fewest grams first.
+    earliest deadline first, in what jobs before left. They know nothing of jobs to come, and do not respect
+    `grams_left`. In one hour a job takes the pool with the fewest grams first.
 """
 
 import math

@@ -97,7 +97,7 @@ class ControlCore(DecidingCore):
                 if missed:
                     raise errors.Unavailable(
                         f"the others would miss their objectives without it: {missed}", field="device",
-                        value=loan.device, remedy="wait for less load, or take it all the same (--replace)",
+                        value=loan.device, remedy="wait for less load, or take it anyway (--replace)",
                     )  # fmt: skip
             await self._decide(self.view(), Trigger(OPERATOR, f"{loan.device} is lent to {loan.holder}"))
             kept = self.current is not None and loan.planned in [d for n in self.current.nodes for d in n.devices]

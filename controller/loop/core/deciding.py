@@ -1,6 +1,6 @@
 """Control loop as a pure core: evaluate the triggers, and when one fires plan, judge, record, and roll out.
 
-Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of operation). It goes on whatever is
+Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of operation). It continues whatever is
 down: what cannot be recorded is not put in force and triggers again; a planner that fails leaves the last good plan.
 A planner that decides each second is recorded where it says something new (`_is_news`): ours.
 Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutStatus`).
@@ -286,8 +286,8 @@ class DecidingCore:
 
     def _is_news(self, view: PlanView, trigger: Trigger, verdict: Verdict) -> bool:
         """Whether a decision is recorded and put in force. One that is taken each second is not when it only says again
-        what the last one said, or when it changes shares alone and a rollout is under way: that one goes on, and shares
-        wait for its end.
+        what the last one said, or when it changes shares alone and a rollout is under way: that one continues, and
+        shares wait for its end.
         """
         last, made, outcome = self.last_verdict, verdict.decision, verdict.outcome
         if trigger.cause != "tick" or last is None or made is None or made.next_tick_at_s > view.now_s + SOON_S:
@@ -322,7 +322,7 @@ class DecidingCore:
         return self.settings.seed * 1_000_003 + self.decision_number
 
     def _count(self, cause: str, moves_: bool, replans: bool = True) -> str:
-        """Count a plan that is put in force; returns its effect. A candidate moves things and is no replan."""
+        """Count a plan that is put in force; returns its effect. A candidate moves things and is not a replan."""
         if replans:
             self.causes[cause] += 1
             self.ports.count("trefoil_replans_total", cause=cause)
@@ -388,7 +388,7 @@ class DecidingCore:
     async def conclude(
         self, view: PlanView, trigger: Trigger, answer: PlannerAnswer, decision: Decision, versions: Mapping[str, str]
     ) -> Plan | None:
-        """Record a decision and put in force what it has become; a candidate that is deployed is no plan yet."""
+        """Record a decision and put in force what it has become; a candidate that is deployed is not a plan yet."""
         trial = self.current is not None and self.current.exploration
         if decision.plan is not None:
             decision = replace(decision, plan=replace(decision.plan, exploration=False))

@@ -3,7 +3,7 @@
 Data: devices that are lent, to whom, until when, and what each holds meanwhile (`trefoil family profile` lends them).
 Decision: the view that planners and triggers see (a lent device is out of service there), and the plan with what the
 lent devices hold. A loan ends when it is given back or not renewed; a controller that takes over knows of none. What is
-given back is planned asleep until a planner uses it: one that no planner can use would else hold its slices for ever.
+given back is planned asleep until a planner uses it: one that no planner can use would else hold its slices forever.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Arrivals of each family over up to a day, one number a step: what load windows forget, kept for forecasters.
 
 Memory: 4 bytes a step, so 345,600 bytes a family for 24 h of seconds; none where no forecaster asks for a past.
-A step that nobody counted, as while no controller ran, is a hole. A forecaster sees what came after the last hole.
+A step without a count, as while no controller ran, is a hole. A forecaster sees what came after the last hole.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class ArrivalHistory:
         return ring[known[holes[-1] + 1 if holes.size else 0 :]]
 
     def _ring(self, family: str) -> Ring:
-        """Its steps; of a family that nobody asked for, those that were seen are zeros."""
+        """Its steps; without requests those that were seen are zeros."""
         if family not in self._rings:
             seen = np.arange(max(self._first, self._end - self.steps), self._end)
             ring = self._rings[family] = np.full(self.steps, np.nan, dtype=np.float32)

@@ -49,7 +49,7 @@ def static_reading(series: Series, static_g_per_kwh: float, now_s: float) -> Car
 
 
 def carried_when_stale(reading: CarbonReading, now_s: float, stale_intervals: float) -> CarbonReading:
-    """Reading as it is, or carried when nobody has renewed it for so many of its intervals."""
+    """The reading, marked carried if it was not renewed for so many of its intervals."""
     interval_s = reading.ends_at_s - reading.starts_at_s
     age_s = now_s - reading.observed_at_s
     if age_s <= stale_intervals * interval_s:
@@ -79,7 +79,7 @@ def plannable_reading(
     why = f"rung {rung} in force{because} is refused by carbon.rungs_refused"
     if last is None:
         reading = static_reading(in_force.series, static_g_per_kwh, now_s)
-        why = f"{why}; nothing of an allowed rung was ever read, carbon.static_g_per_kwh stands in"
+        why = f"{why}; no reading of an allowed rung exists, carbon.static_g_per_kwh stands in"
     else:
         reading = without_sign(last)
         age_s = max(0.0, now_s - last.ends_at_s)

@@ -1,4 +1,4 @@
-"""CPU use of slices: core seconds as they are told, means over a minute, and the history of each variant."""
+"""CPU use of slices: core seconds as reported, means over a minute, and the history of each variant."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,12 +9,12 @@ from trefoil.core.energy import SliceEnergy
 from trefoil.core.fleet import SliceKey
 
 SAMPLE_S: Final = 60.0  # as Kubernetes' metrics are looked at
-FORGET_S: Final = 3 * SAMPLE_S  # after it a slice that nothing is told of has no use any more
+FORGET_S: Final = 3 * SAMPLE_S  # after it a slice without reports has no use any more
 
 
 @dataclass(slots=True)
 class _Open:
-    """What was told of a slice since its last sample."""
+    """Reports of a slice since its last sample."""
 
     starts_s: float
     ends_s: float
@@ -68,7 +68,7 @@ class CpuUses:
         self._histories[family, variant] = history.with_sample(used, cores, one.ends_s)
 
     def uses(self, now_s: float) -> tuple[CpuUse, ...]:
-        """Last use of each slice that anything is told of."""
+        """Latest reported CPU use, by slice."""
         self._last = {key: one for key, one in self._last.items() if now_s - one[1] <= FORGET_S}
         self._open = {key: one for key, one in self._open.items() if now_s - one.ends_s <= FORGET_S}
         return tuple(self._last[key][0] for key in sorted(self._last))

@@ -65,7 +65,7 @@ class LoadWindows:
         on_window: Callable[[LoadWindow], None] = ignore_window,
         history_s: float = 0.0,
     ) -> None:
-        """`on_window` is told each window once. `history_s`: for how long arrivals of each second are kept."""
+        """`on_window` gets each window once. `history_s`: for how long arrivals of each second are kept."""
         self._settings = settings
         self._step_bins = max(1, round(1 / settings.bin_s))
         self._history = ArrivalHistory(math.ceil(history_s / self.step_s)) if history_s else None
@@ -278,7 +278,7 @@ class LoadWindows:
         return measured_cells(cells, family, span_s, catalog, grams_per_request, joules_per_request)
 
     def open_budget(self, family: str, window_s: float, now_s: float) -> None:
-        """Open an accuracy window; goes on when it is open with the same length already."""
+        """Open an accuracy window; continues when it is open with the same length already."""
         budget = self._budgets.get(family)
         if budget is None or budget.window_s != window_s:
             self._budgets[family] = _Budget(window_s, now_s)
@@ -396,7 +396,7 @@ def measured_cells(
     joules_per_request: float | None = None,
 ) -> Measured | None:
     """Measurement of a family by these cells of its, which cover `span_s`; None when nothing arrived. Items of jobs
-    are no part of it."""
+    are not part of it."""
     cells = [c for c in cells if c.key.slo_class != JOB_CLASS]
     arrived = sum([c.arrived for c in cells])
     answered = sum([c.answered for c in cells])
@@ -423,7 +423,7 @@ def measured_cells(
 
 
 def _begun(entries: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Windows after the one in which the load began: a step from nothing is no burst."""
+    """Windows after the one in which the load began: a step from nothing is not a burst."""
     first = next((i for i, (n, _) in enumerate(entries) if n), len(entries))
     return entries[first + 1 :] if first else entries
 

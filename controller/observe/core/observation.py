@@ -1,6 +1,6 @@
 """Observation of fleet, load and carbon, and the views that planners get of it.
 
-Everything that is old or missing is replaced by a named rung, never waited for. Pure: who reads fills `inputs` and
+Everything that is old or missing is replaced by a named rung, never waited for. Pure: the reader fills `inputs` and
 `windows` (controller/observe/reader.py from Redis, trefoil/simulator/simulation.py from a simulation), time comes in.
 """
 
@@ -41,7 +41,7 @@ from trefoil.core.jobs.planned import FlexibleDemand
 from trefoil.core.objective import Objective
 from trefoil.core.plan import InputStamp, Plan
 
-BRIDGED_S = 60.0  # nobody counted, as during a restart: a shorter hole does not begin history anew
+BRIDGED_S = 60.0  # not counted, as during a restart: a shorter hole does not begin history again
 INITIAL_HOLD_S = 60.0  # how long the configured demand is held when the load never comes near it
 NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
 RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
@@ -102,7 +102,7 @@ class Observation:
         on_window: Callable[[LoadWindow], None] = ignore_window,
         stated: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Nothing is known yet. `on_window` is told each load window once; `stated`: see `differing_models`."""
+        """Nothing is known yet. `on_window` gets each load window once; `stated`: see `differing_models`."""
         self._settings, self._keys, self.catalog, self._forecaster = settings, keys, catalog, forecaster
         self.inputs = LatestInputs(carbon_history=deque(maxlen=CARBON_HISTORY_MAX))
         self.history_s = history_s_of(forecaster)

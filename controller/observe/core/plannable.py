@@ -140,7 +140,7 @@ def differing_models(fleet: FleetState, catalog: Catalog, stated: Mapping[str, s
 def _differences(
     node: NodeStatus, versions: Mapping[str, Sequence[str]], measure: dict[str, tuple[str, str]]
 ) -> dict[str, str]:
-    """Why a node's files of a version are not those that are planned with; what nobody has had yet, becomes it."""
+    """Why a node's files of a version differ from the planned ones; the first files seen become the planned ones."""
     has = dict(entry.split(": ", 1) for entry in node.models)
     whys = {}
     for family in dict.fromkeys(name.rpartition("/")[0] for name in has):

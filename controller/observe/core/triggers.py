@@ -37,7 +37,7 @@ from trefoil.core.fleet import DeviceState, FleetState, SliceKey, SliceState
 from trefoil.core.plan import Plan
 
 ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
-OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
+OPERATOR: Final = "operator"  # never found here: an operator requested a new plan
 ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
 
 
@@ -101,7 +101,7 @@ def evaluate_triggers(
     rolling: bool = False,
     signals: Iterable[ScaleSignal] = (),
 ) -> tuple[Trigger | None, HoldTimers]:
-    """Evaluate all triggers: the most urgent one, and the timers for the next call. `rolling`: a rollout goes on;
+    """Evaluate all triggers: the most urgent one, and the timers for the next call. `rolling`: a rollout continues;
     `signals` are of governors that want capacity.
     """
     if basis is None or view.current is None:
@@ -200,7 +200,7 @@ def _load_at_once(demand: Demand, basis: PlanBasis, thresholds: Thresholds) -> l
         return [Trigger("load", f"{demand.family} is asked for and was not planned for")]
     rate, capacity = demand.rate_per_s, basis.capacity_per_s.get(demand.family, 0.0)
     chance = planned.rate_per_s + thresholds.load_sigmas * _error(planned.rate_per_s, thresholds)
-    # A plan made on a ramp expected more than the rate of then: growth that it was made for is no news.
+    # A plan made on a ramp expected more than the rate of then: growth that it was made for is not news.
     limit = max(chance, _rate_of_p90(planned.rate_p90_per_s, thresholds))
     if demand.rate_p90_per_s <= capacity or rate <= limit:
         return []

@@ -4,7 +4,7 @@ Source: CLOVER section 4.2; its artifact for what the text leaves open.
 Data: the space, the configuration that is deployed (the centre), outcomes as they come in, the goal of that moment.
 Decision: which configuration to look at next, when to stop, which was best.
 Formulation: the centre is looked at first; then a neighbour is drawn, judged by h (Eq. 6) and, by Eq. 7, becomes the
-new centre; T falls from 1 by 0.05 a step to 0.1 and starts anew in every round. Stop: no better configuration in 5
+new centre; T falls from 1 by 0.05 a step to 0.1 and starts again in every round. Stop: no better configuration in 5
 evaluations in a row, 5 minutes of measuring, `measured_max` new measurements (the artifact's 10), or nothing left.
 Better counts only what keeps SLO and threshold; until one is found, patience ends no round, as in the artifact.
 Deviations: scores are recomputed from outcomes at every step, as intensity may change while a round runs. `random`

@@ -146,7 +146,7 @@ class CloverPlanner:
         }
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Recall a memory and go on from it; what another version wrote is forgotten."""
+        """Recall a memory and continue from it; what another version wrote is forgotten."""
         self._known, self._searches = {}, {}
         if memory.get("version") == 1:
             self._known = {f: {k: outcome_of(o) for k, o in known.items()} for f, known in memory["known"].items()}

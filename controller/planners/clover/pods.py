@@ -2,14 +2,14 @@
 
 Source: CLOVER section 5.1 (separate pods of servers, each serving one application), 4.2 (additivity).
 Data: a `PlanningInput`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices`
-says, and keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model anew.
+says, and keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model again.
 Formulation: standardised, the centre is the graph of one device whose copies are nearest to what runs (graph edit
 distance), so that devices that join or leave change the number of copies only. On the fleet graph, devices that stand
 in a legal configuration bring their edges, and every other device those of the most common one among them.
 Placement of a setup (CLOVER leaves it open): per device type a min-cost flow from classes of like devices to
 configurations, an arc costs the slices that it does not keep; per device the legal placement that keeps most; per slice
 type, variants first where they run. Each of the three is exact, not all of them together.
-Deviations: devices of a silent node stay as they are and are no part of a pod.
+Deviations: devices of a silent node stay as they are and are not part of a pod.
 """
 
 from collections import Counter, defaultdict

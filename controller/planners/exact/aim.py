@@ -2,8 +2,8 @@
 
 budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
 In every mode accuracy has at least the price at which all that there is above the target costs `NEARLY_FREE` of the
-least joules above sleep: where it costs nothing, the most accurate plan is the best, and no plan is dearer than that
-for it.
+least joules above sleep: where it costs nothing, the most accurate plan is the best, and no plan is more expensive than
+that for it.
 Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.
 """
 

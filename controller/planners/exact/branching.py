@@ -48,7 +48,7 @@ PRICED: Final = 8  # mixes of a family that one look takes
 WHOLE: Final = 1e-5  # what is nearer to a whole number is one
 BETTER_W: Final = 1e-6
 PROVEN: Final = 1e-4  # of the objective: what pricing may still find
-DEAR: Final = 10.0  # times the dearest mix, on top of all devices awake: what a family without a mix costs
+DEAR: Final = 10.0  # times the most expensive mix, on top of all devices awake: what a family without a mix costs
 DIVES: Final = frozenset({0, 1, 2, 3, 5, 8, 13, 21, 34})  # nodes
 NEAR_ENOUGH: Final = 5e-3  # of the objective: a bound so near leaves little to find
 CHOICES: Final = ((500, Limits(nodes=40, gap=2e-3)), (1500, Limits(nodes=20, gap=2e-3)))  # mixes of all families

@@ -104,7 +104,7 @@ def _value(problem: Problem, family: str, slope_w: float) -> float:
 
 
 def _highest(problem: Problem, family: str, limits: Limits) -> FrontierPoint | None:
-    """The most accuracy, then the least power that reaches it. Whole devices: every target lies below this point."""
+    """The most accuracy, then the least power that reaches it. Whole devices: every target is below this point."""
     steep = _whole(problem, family, Aim(value_j={family: STEEP_J}), limits)
     best = max(c.accuracy for c in problem.columns if c.family == family)
     if steep is None or steep.accuracy > best - 1e-7:  # nothing lacks, so that only power was left to weigh
@@ -291,7 +291,7 @@ def required_mean(
     """The mean accuracy that the rest of the window has to reach, and its length [s].
 
     Once a window is full it rolls, and as long again is planned ahead: no shorter time holds all hours of a day, and
-    whoever plans the night by itself buys accuracy at night. What the window lacks is made up for in that time.
+    a plan of the night alone buys accuracy at night. What the window lacks is made up for in that time.
     A debt is spread over few requests (none while a move still takes effect): it must be payable by what will surely
     come. A surplus is spread over many, so that it lasts. Where a whole day is known, its hours say how many come.
     """

@@ -51,7 +51,7 @@ class Limits:
 class Result:
     """Values by variable, the objective, and the proven relative gap of this model.
 
-    `bound`: nothing lies below it. `reduced`: of a program without integers, what one more of each variable costs.
+    `bound`: nothing is below it. `reduced`: of a program without integers, what one more of each variable costs.
     """
 
     values: tuple[float, ...]

@@ -267,7 +267,7 @@ def _cut_anew(slots: Sequence[_Slot], hosted: dict[str, list[HostedSlice]]) -> N
 
 
 def moves(problem: Problem, hosted: Mapping[str, tuple[HostedSlice, ...]]) -> Moves:
-    """What it takes to get from what runs to what ought to. A change of a clock is no move."""
+    """What it takes to get from what runs to what ought to. A change of a clock is not a move."""
     columns = {c.key.model: c for c in problem.columns}
     loads = starts = wakes = sleeps = 0
     energy, weighed, longest = 0.0, 0.0, 0.0

@@ -7,7 +7,7 @@ Formulation: aim -> solve -> check with the request-level kernel (a class that f
 rounds) -> map to devices -> keep what runs, if the real price of moving exceeds what the move gains -> check that the
 rollout is possible, else solve again with configurations pinned. The kernel serves every class on its own: the split
 by weight makes classes independent, and a small class would see too few requests of a common stream to judge a tail.
-Deviations: none. Pure: equal views give equal plans; the kernel draws from a seed of its own.
+Deviations: none. Pure: equal views give equal plans; the kernel draws from a separate seed.
 """
 
 import math

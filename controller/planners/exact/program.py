@@ -66,7 +66,8 @@ class Shape:
     `best_rate`: every slice counts at the rate of the largest pool that there can be, and counts may be fractions: a
     relaxation, whose optimum bounds the problem's from below. `columns`, `layouts`, `counts`: a restriction to these
     classes, (group, configuration, clock), and pool tiers between (lowest, highest) numbers of slices, whose optimum
-    bounds from above. `tight`: with what whole slices and devices imply and fractions do not; dear in a small program.
+    bounds from above. `tight`: with what whole slices and devices imply and fractions do not; expensive in a small
+    program.
     """
 
     best_rate: bool = False

@@ -90,8 +90,8 @@ def _fit(
     slope, intercept, r2 = line(cores, carried)
     if slope <= 0:
         raise CatalogError(
-            "carries no more on more cores", field=field, value=f"{slope:.3f} requests/s a core",
-            remedy="profile it again, with nothing beside it",
+            "its capacity does not grow with cores", field=field, value=f"{slope:.3f} requests/s a core",
+            remedy="profile it again, without other load",
         )  # fmt: skip
     falling, flat, _ = line([1 / n for n in cores], latency_ms)
     fitting = (variant.memory_mib + CONTEXT_MIB) / CPU_MIB_PER_CORE

@@ -4,7 +4,7 @@ Data: devices that are CPUs, what runs there, sizes in units of `core_step` (1 o
 quotas). Decision: where a slice lies, and the complete plan.
 A slice that stays as large keeps its place. Another one is put where nothing runs, so that it serves before what it
 replaces goes; where there is no such place for a range of cores, into that of slices that go; where the free cores are
-in pieces, all slices are laid anew. Places of quotas are names: they may reach beyond the cores, up to `QUOTA_PLACES`
+in pieces, all slices are laid again. Places of quotas are names: they may reach beyond the cores, up to `QUOTA_PLACES`
 times as many, so that old and new stand beside each other until the new one serves.
 """
 

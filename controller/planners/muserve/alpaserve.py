@@ -124,7 +124,7 @@ def place(
     """
     if not 1 <= cluster.gpus <= GPUS_MAX:
         remedy = f"1 to {GPUS_MAX}: larger clusters are placed part by part"
-        raise InvalidInput("is no number of GPUs to enumerate", field="gpus", value=cluster.gpus, remedy=remedy)
+        raise InvalidInput("is not a number of GPUs to enumerate", field="gpus", value=cluster.gpus, remedy=remedy)
     cuts = {(model.name, size): _cut(model, size, cluster.memory_mib) for model in models for size in GROUP_SIZES}
     best: Placement | None = None
     for buckets in _buckets(models):

@@ -58,7 +58,7 @@ def bins(
         InvalidInput: CT is none, or a partition finds no GPU.
     """
     if gpus_per_model_max < 1:
-        raise InvalidInput("is no number of GPUs", field="CT", value=gpus_per_model_max, remedy="1 or more")
+        raise InvalidInput("is not a number of GPUs", field="CT", value=gpus_per_model_max, remedy="1 or more")
     ordered = [
         one
         for model in dict.fromkeys(p.model for p in partitions)

@@ -60,7 +60,7 @@ def stage_ends(
     """
     if not 1 <= stages <= len(times):
         raise InvalidInput(
-            f"cannot be made of {len(times)} units", field="stages", value=stages, remedy="ask for fewer stages"
+            f"cannot be built from {len(times)} units", field="stages", value=stages, remedy="ask for fewer stages"
         )
     at, size = (np.concatenate(([0.0], np.cumsum(values))) for values in (times, memory_mib))
     count = len(times)

@@ -5,7 +5,7 @@ Model: a request goes to the replica of its model whose first GPU has the least 
     order; a GPU does one stage at a time, by arrival there, or whoever's turn is earliest where requests come with a
     turn (mu-Serve's scheduler); from GPU to GPU it takes `transfer_s`. A stage takes its
     time at the highest clock, stretched by the law of trefoil/core/power.py with its s; one that runs while the clock
-    changes goes on at the new one. A GPU draws `active_w(clock)` above idle while it computes.
+    changes continues at the new one. A GPU draws `active_w(clock)` above idle while it computes.
 Deviations: generated tokens do not go round the pipeline one by one: a stage does all its part of a request at once.
 """
 
@@ -78,7 +78,7 @@ class _Gpu:
 
 
 class Pipelines:
-    """Replicas of models on GPUs, all at the highest clock until told otherwise. Time goes forward only."""
+    """Replicas of models on GPUs, all at the highest clock by default. Time goes forward only."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Pipelines:
             self._pace(gpu)
 
     def _pace(self, gpu: int) -> None:
-        """Reckon anew when what runs ends."""
+        """Reckon again when what runs ends."""
         one = self.gpus[gpu]
         one.turn += 1
         if one.running is not None:

@@ -111,7 +111,7 @@ class AlpaServePlanner:
         return decision_of(inputs, self.name, served, weights, settings, "; ".join(words), next_s)
 
     def _placed(self, inputs: PlanningInput, settings: AlpaServeSettings, rng: Generator) -> Served:
-        """GPUs that serve each family once all are placed anew.
+        """GPUs that serve each family once all are placed again.
 
         Raises:
             InvalidInput, Infeasible: naming what cannot be placed, and the remedy.
@@ -303,7 +303,7 @@ def _group_sizes(models: Sequence[Model], settings: AlpaServeSettings, gpus: int
         return (1,)
     if wanted and wanted not in GROUP_SIZES:
         remedy = f"one of {', '.join(map(str, GROUP_SIZES))}, or 0: as AlpaServe chooses"
-        raise InvalidInput("is no size of a group", field="group_size", value=wanted, remedy=remedy)
+        raise InvalidInput("is not a size of a group", field="group_size", value=wanted, remedy=remedy)
     most = next((size for size in GROUP_SIZES if size >= stages), max(GROUP_SIZES))
     sizes = tuple(size for size in GROUP_SIZES if size <= min(wanted or most, gpus))
     return sizes[-1:] if wanted else sizes

@@ -209,7 +209,8 @@ class RolloutExecutor:
         return plan.revision
 
     async def _command_nodes(self, devices: Devices, revision: Revision) -> None:
-        """Kept on disk first: Redis must not go back to an older one under the next controller, which commands anew."""
+        """Kept on disk first: Redis must not go back to an older one under the next controller, which commands
+        again."""
         fleet = self._observation.fleet(self._clock.now_s())
         for node in fleet.nodes:
             if node.node in fleet.stale:
@@ -349,7 +350,7 @@ class RolloutExecutor:
 
 
 def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:
-    """Whether a node was told the same, its slices named in whatever order."""
+    """Whether a node got an equal command, in any order of its slices."""
     return before.devices == devices or before.content_digest == NodePlan(devices=devices).content_digest
 
 

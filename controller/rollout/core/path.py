@@ -1,7 +1,7 @@
-"""Path of a rollout: from what stands to a target plan, never below the capacity that the load needs.
+"""Path of a rollout: from the running slices to a target plan, never below the capacity that the load needs.
 
 Source: CONTRACTS section 4 (rollout step order); surge and batches: Kubernetes' rolling update.
-Data: what stands (observed, never remembered), the target, requests per second that each family needs now.
+Data: running slices (observed, never remembered), the target, requests per second that each family needs now.
 Decision: a sequence of steps. A step is published as one revision: routes first; when every dispatcher has taken them
 and the slices that leave are idle, the complete desired state of each node; then the awaited slices turn READY.
 Formulation: a hop leads to a waypoint in at most three steps:
@@ -15,7 +15,7 @@ units hop together if that is legal, else as many at a time as is legal (a unit:
 their place); else what comes on a slice is loaded beside what goes, as a family that is split serves whole or in stages
 and never in both; else a sleeping device carries the target of a device while that one is rebuilt (surge); else what
 runs first swaps to faster variants, the most accurate that make room; else HALTED.
-Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from what stands then.
+Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from the running slices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

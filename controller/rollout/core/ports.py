@@ -1,6 +1,6 @@
 """Ports: what a core asks of what is around it. Live they are asyncio; simulated they answer at once.
 
-A core's step is a coroutine that awaits nothing but ports, so that a simulation runs it without an event loop. What
+A core's step is a coroutine that awaits only ports, so that a simulation runs it without an event loop. What
 cannot be done is raised by the port, so that a step that was not recorded leaves nothing behind that says it was. A
 port that never waits is a plain method. Here: those of every core, and those of rollouts.
 """

@@ -39,7 +39,7 @@ class ServerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grp
             await context.write(_answer(sent))
 
     async def publish(self) -> None:
-        """Report a change to those who watch."""
+        """Report a change to watchers."""
         if self._published != (ready := self._ready()):
             async with self._changed:
                 self._published = ready

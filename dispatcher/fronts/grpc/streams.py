@@ -1,10 +1,10 @@
-"""ModelStreamInfer: each message of a client's stream is a request of its own, and is routed on its own.
+"""ModelStreamInfer: each message of a client's stream is a separate request, and is routed on its own.
 
 Ordinary families: the message goes the way of every unary request; answers leave in the order of the requests, as
 Triton writes them. Decoupled families: one stream to the slice for each request, which ends with Triton's final
 response; that is asked for always, since the credit is held until then, and passed on only where the client asked.
 
-Errors are answers (`error_message`, the stream goes on), or, for a stream that began with `triton_grpc_error: true`,
+Errors are answers (`error_message`, the stream continues), or, for a stream that began with `triton_grpc_error: true`,
 end it with their status. Back-pressure: no message is read while stream_requests_max are under way.
 """
 
@@ -28,7 +28,7 @@ from trefoil.core.errors import InvalidInput, TrefoilError
 SEQUENCE: Final = "sequence_id"
 GRPC_ERROR: Final = "triton_grpc_error"
 CLOSED: Final = "the connection to its slice was closed"
-STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: open the stream anew")
+STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: open the stream again")
 
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -42,7 +42,7 @@ class StreamAborted(Exception):
 
 
 class ClientLeft(asyncio.CancelledError):
-    """Client that left its stream: nobody reads any more."""
+    """Client that left its stream."""
 
 
 class Streams:
@@ -56,7 +56,7 @@ class Streams:
 
     async def serve(self, caller: Caller, context: Any, admit: Callable[[int], None] | None = None) -> None:
         """One stream, from its first message until the client has half-closed it and everything is answered. `admit`
-        is told the bytes of each message and may raise StatusError."""
+        gets the bytes of each message and may raise StatusError."""
         metadata = dict(context.invocation_metadata() or ())
         stream = _Stream(self, caller, metadata.get(GRPC_ERROR) == "true", context.write, admit)
         refused: StatusError | None = None
@@ -107,7 +107,7 @@ class Streams:
             self.local.accounting.open_streams -= 1
 
     def close(self) -> None:
-        """Close all streams since the process stops: what is under way is answered, and clients open them anew
+        """Close all streams since the process stops: what is under way is answered, and clients open them again
         elsewhere."""
         for stream in self._open:
             stream.end(STOPPING)

@@ -36,7 +36,7 @@ class LineError:
 
 @dataclass(slots=True)
 class Checked:
-    """What a file holds: its requests and their one model; errors, with which it is no batch."""
+    """What a file holds: its requests and their one model; errors, with which it is not a batch."""
 
     model: str = ""
     requests: int = 0
@@ -87,7 +87,7 @@ def _check(line: bytes, endpoint: str, line_bytes_max: int, seen: set[bytes], fo
     try:
         given = json_text.parse(line)
     except InvalidInput as error:
-        return LineError("invalid_json_line", f"this line is no JSON object: {error.message}")
+        return LineError("invalid_json_line", f"this line is not a JSON object: {error.message}")
     custom_id, body = given.get("custom_id"), given.get("body")
     if type(custom_id) is not str or not 0 < len(custom_id) <= ID_CHARS_MAX or not _is_text(custom_id):
         return _wrong("custom_id", custom_id, f"send a text of 1 to {ID_CHARS_MAX} characters")

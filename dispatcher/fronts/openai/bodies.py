@@ -109,7 +109,7 @@ def read(given: Mapping[str, Any], headers: Mapping[str, str], endpoint: str) ->
     for name in given:
         if name not in known and not name.startswith(OURS):
             short = name[:VALUE_CHARS_MAX]
-            raise InvalidInput("is no parameter of this API here", field=short, remedy=one_of(sorted(known), short))
+            raise InvalidInput("is not a parameter of this API here", field=short, remedy=one_of(sorted(known), short))
     if endpoint == EMBEDDINGS:
         return _vectors(given, headers)
     for name in UNUSED.keys() & given.keys():
@@ -136,7 +136,7 @@ def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
     """Keys about tools, for an engine that has them; none where the body names no tool."""
     tools, choice = given.get(TOOLS, []), given.get(TOOL_CHOICE, "auto")
     if type(tools) is not list or len(tools) > TOOLS_MAX:
-        raise _wrong(TOOLS, tools, "is no list of tools", f"send up to {TOOLS_MAX} functions")
+        raise _wrong(TOOLS, tools, "is not a list of tools", f"send up to {TOOLS_MAX} functions")
     names = [_tool(f"{TOOLS}[{at}]", tool) for at, tool in enumerate(tools)]
     named = choice.get("function") if type(choice) is dict and choice.get("type") == "function" else None
     wanted = named.get("name") if type(named) is dict else choice
@@ -155,14 +155,14 @@ def _tool(field: str, tool: Any) -> str:
     name, schema = (function.get("name"), function.get("parameters", {})) if type(function) is dict else (None, None)
     if type(name) is not str or not _NAME.fullmatch(name) or type(schema) is not dict:
         remedy = 'send {"type": "function", "function": {"name": "...", "parameters": {JSON schema}}}'
-        raise _wrong(field, tool, "is no function", remedy)
+        raise _wrong(field, tool, "is not a function", remedy)
     return name
 
 
 def _vectors(given: Mapping[str, Any], headers: Mapping[str, str]) -> AskedVectors:
     form = given.get("encoding_format", "float")
     if form not in ENCODINGS:
-        raise _wrong("encoding_format", form, "is no form of a vector", one_of(ENCODINGS))
+        raise _wrong("encoding_format", form, "is not a known encoding", one_of(ENCODINGS))
     size = _number(given, "dimensions", int, 1, INT32_MAX) if "dimensions" in given else None
     return AskedVectors(_text(given, "model"), _texts(given), form == "base64", size, _parameters(given, headers))
 
@@ -174,7 +174,7 @@ def _texts(given: Mapping[str, Any]) -> tuple[str, ...]:
         raise _wrong("input", len(texts), "are too many texts", f"send at most {TEXTS_MAX}")
     if type(texts) is not list or not texts or not all(type(text) is str and text for text in texts):
         remedy = f"send a string, or a list of 1 to {TEXTS_MAX}, none of them empty; token ids are not taken"
-        raise _wrong("input", value, "is no text", remedy)
+        raise _wrong("input", value, "is not text", remedy)
     return tuple(texts)
 
 
@@ -185,14 +185,14 @@ def _wrong(field: str, value: Any, why: str, remedy: str) -> InvalidInput:
 def _text(given: Mapping[str, Any], name: str) -> str:
     value = given.get(name)
     if type(value) is not str or not value:
-        raise _wrong(name, "missing" if value is None else value, "is no text", "send a string that is not empty")
+        raise _wrong(name, "missing" if value is None else value, "is not text", "send a string that is not empty")
     return value
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:
     value = given.get(name, False)
     if type(value) is not bool:
-        raise _wrong(name, value, "is no boolean", "send true or false")
+        raise _wrong(name, value, "is not a boolean", "send true or false")
     return value
 
 
@@ -233,7 +233,7 @@ def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:
         or not all(type(stop) is str and 0 < len(stop) <= STOP_CHARS_MAX for stop in stops)
     ):
         remedy = f"send a string, or up to {STOPS_MAX}, each of 1 to {STOP_CHARS_MAX} characters"
-        raise _wrong("stop", value, "is no stop sequence", remedy)
+        raise _wrong("stop", value, "is not a stop sequence", remedy)
     return tuple(stops)
 
 
@@ -261,11 +261,11 @@ def _messages(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 def _message(field: str, value: Any) -> Mapping[str, Any]:
     if type(value) is not dict:
-        raise _wrong(field, value, "is no object", 'send {"role": "user", "content": "..."}')
+        raise _wrong(field, value, "is not an object", 'send {"role": "user", "content": "..."}')
     found = {name: one for name, one in value.items() if one is not None}
     role = found.get("role")
     if role not in ROLES:
-        raise _wrong(f"{field}.role", role or "missing", "is no role", one_of(ROLES))
+        raise _wrong(f"{field}.role", role or "missing", "is not a role", one_of(ROLES))
     for name in found:
         if name not in _MESSAGE:
             raise _wrong(f"{field}.{name[:VALUE_CHARS_MAX]}", found[name], "no family here has that", "leave it out")
@@ -282,7 +282,7 @@ def _calls(field: str, value: Any) -> dict[str, Any]:
         texts = [function.get("name"), function.get("arguments")] if type(function) is dict else [None]
         if type(call) is not dict or not all(type(text) is str for text in (*texts, call.get("id"))):
             remedy = 'send [{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{...}"}}]'
-            raise _wrong(field, value, "are no calls of tools", remedy)
+            raise _wrong(field, value, "are not calls of tools", remedy)
     return {"tool_calls": value}
 
 
@@ -293,13 +293,14 @@ def _content(field: str, value: Any) -> str:
     for part in parts if type(parts) is list else [parts]:
         if type(part) is not dict or part.get("type") != "text" or type(part.get("text")) is not str:
             shown = "missing" if value is None else value
-            raise _wrong(f"{field}.content", shown, "is no text", 'send a string, or [{"type": "text", "text": "..."}]')
+            remedy = 'send a string, or [{"type": "text", "text": "..."}]'
+            raise _wrong(f"{field}.content", shown, "is not text", remedy)
         texts.append(part["text"])
     return "".join(texts)
 
 
 def _whole(value: str) -> int | str:
-    """Number of a header, for which JSON has a type of its own; what is none is refused with other parameters."""
+    """Number of a header, for which JSON has a separate type; what is none is refused with other parameters."""
     return int(value) if len(value) <= DIGITS_MAX and value.isascii() and value.isdecimal() else value
 
 

@@ -1,6 +1,6 @@
 """Chat templates: Jinja as Hugging Face's tokenizers write it, rendered in a sandbox that is bounded in time and size.
 
-Runs in a process of its own (`rest/codec_process.py`), since a family's file is not trusted. Source of the dialect:
+Runs in a separate process (`rest/codec_process.py`), since a family's file is not trusted. Source of the dialect:
 transformers' `apply_chat_template` (trim_blocks, lstrip_blocks, loop controls, raise_exception, tojson).
 """
 
@@ -83,7 +83,7 @@ def _processor_time(limit_s: float) -> Iterator[None]:
         raise _TooLong
 
     before = signal.signal(signal.SIGVTALRM, expire)
-    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s, 0.1)  # again, where what it cut short goes on
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s, 0.1)  # again, where what it cut short continues
     try:
         yield
     finally:

@@ -60,7 +60,7 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
 
     Raises:
         InvalidInput: it has no parameter that was given.
-        TrefoilError: its default is no number.
+        TrefoilError: its default is not a number.
     """
     config = contract.config.config
     api, inputs = api_of(config), {tensor.name for tensor in config.input}
@@ -111,7 +111,7 @@ def _default_max_tokens(config: Any) -> int:
         return 0
     if not given.isdecimal() or not int(given):
         raise TrefoilError(
-            "is no number of tokens", field=DEFAULT_MAX_TOKENS, value=given,
+            "is not a number of tokens", field=DEFAULT_MAX_TOKENS, value=given,
             remedy="correct that parameter in the family's config.pbtxt",
         )  # fmt: skip
     return int(given)
@@ -161,7 +161,7 @@ class TextAnswer:
             TrefoilError: the engine broke it off.
         """
         if self._reason and self._reason not in REASONS and not self.stopped:
-            raise TrefoilError(f"the engine broke the answer off: {self._reason}", remedy="try again")
+            raise TrefoilError(f"the engine aborted the answer: {self._reason}", remedy="try again")
         return self._text.end()
 
     @property

@@ -76,7 +76,7 @@ class HttpRequest:
 
 
 class HttpError(Exception):
-    """HTTP status that is no gRPC status."""
+    """HTTP status that is not a gRPC status."""
 
     def __init__(self, status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(status, text)

@@ -1,4 +1,4 @@
-"""Bodies of /infer: JSON with the binary tensor extension, or nothing but the data of the only input (Triton's raw
+"""Bodies of /infer: JSON with the binary tensor extension, or only the data of the only input (Triton's raw
 binary request), on one side, ModelInferRequest and -Response on the other; and all other messages as JSON.
 
 Pure. What a body means is what Triton's own HTTP server makes of it (its src/http_server.cc); tensors that came in
@@ -68,7 +68,7 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
             rest = _input(message, index, each, rest, raw)
         if rest.nbytes:
             raise InvalidInput(
-                f"unexpected additional input data for model '{model}': {rest.nbytes} bytes are no tensor's",
+                f"unexpected additional input data for model '{model}': {rest.nbytes} bytes belong to no tensor",
                 field="Inference-Header-Content-Length", remedy="say every tensor's binary_data_size",
             )  # fmt: skip
         form = OutputForm(_outputs(message, member(given, "outputs", list, "request", [])), binary)
@@ -172,7 +172,7 @@ def _outputs(message: Any, given: Sequence[Any]) -> dict[str, bool]:
 
 
 def _lenient(given: Json) -> Json:
-    """Parameters of a tensor: what is no object, such as null, counts as none, as in Triton; not so a request's."""
+    """Parameters of a tensor: what is not an object, such as null, counts as none, as in Triton; not so a request's."""
     found = given.get("parameters")
     return found if type(found) is dict else {}
 

@@ -1,5 +1,5 @@
 """Process beside a worker that reads and writes large JSON bodies: `json` and NumPy keep the interpreter's lock for as
-long as they work, in whatever thread, and nobody else would be answered meanwhile. It renders chat templates, too.
+long as they work, in whatever thread, and no other client would be answered meanwhile. It renders chat templates, too.
 
 It starts at the first large body and ends with its worker: its standard input ends then. It takes one call after the
 other: one of each tenant or host in turn, so that many calls of one do not delay the others. Who leaves while its call
@@ -23,7 +23,7 @@ from dispatcher.fronts.rest import codec, generate_codec
 from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
 PROCESS_BYTES: Final = 256 * 1024
-"""JSON from here on is read and written in a process of its own: others' requests must not wait for it."""
+"""JSON from here on is read and written in a separate process: others' requests must not wait for it."""
 PROCESS_TEXT_BYTES: Final = 64 * 1024
 """So is a request for text from here on: few are as large, and a KiB of them takes longer to check."""
 _LENGTH: Final = struct.Struct("<Q")
@@ -45,7 +45,7 @@ class _Line(asyncio.Lock):
 
 
 class CodecProcess:
-    """Codec of large bodies, in a process of its own. Belongs to one event loop.
+    """Codec of large bodies, in a separate process. Belongs to one event loop.
 
     `memory_bytes`: what the process takes beyond what it starts with; a body that needs more is refused. `limit_s`:
     time of one call, beyond which the process is killed; None = no limit. `calls_max`: of one line at once. All calls
@@ -164,7 +164,7 @@ class CodecProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", __name__, str(self._memory_bytes),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a signal to the worker's group is the worker's: what is under way goes on
+                start_new_session=True,  # a signal to the worker's group is the worker's: what is under way continues
             )  # fmt: skip
         return self._process
 

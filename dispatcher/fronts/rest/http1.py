@@ -4,7 +4,7 @@ llhttp (httptools) parses strictly; uvicorn runs the application. Added here, be
 - An upgrade offer (`Upgrade: h2c`) is ignored, as RFC 9110 7.8 allows. llhttp stops at an offer and leaves the body
   unread, so that the body would be parsed as the next request. The head is therefore parsed again without the offer.
 - Heads that llhttp accepts and RFC 9112 forbids, or that this server does not implement, are refused.
-- Trailers are dropped (RFC 9110 6.5.1): they are no headers.
+- Trailers are dropped (RFC 9110 6.5.1): they are not headers.
 - A refusal follows the answers to the requests before it.
 - Heads, trailers and chunk extensions are bounded in bytes, heads in time.
 """
@@ -124,7 +124,7 @@ class Http1Connection(HttpToolsProtocol):
             raise Refused(505, f"HTTP/{version} is not served. Remedy: send HTTP/1.1")
         target = TARGET.fullmatch(self.url)
         if self.parser.get_method() == b"CONNECT" or target is None:
-            raise Refused(400, f"the request target {_shown(self.url)} is no path. Remedy: send one that begins with /")
+            raise Refused(400, f"the request target {_shown(self.url)} is not a path. Remedy: begin it with /")
         path = target[1] or b""
         self.url = path if path.startswith(b"/") else b"/" + path
         if (hosts := self._values(b"host")) != hosts[:1] or (not hosts and version == "1.1"):

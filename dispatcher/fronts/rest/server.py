@@ -46,7 +46,7 @@ class RestComponent:
 
         Raises:
             SettingError: a listener that others reach without TLS and tokens, or certificates that cannot be used.
-            PortInUse: somebody else listens there.
+            PortInUse: another process listens there.
         """
         address = self._local.settings.rest_address
         if not address:
@@ -61,7 +61,7 @@ class RestComponent:
         await self._server.startup(sockets=[])  # connections are accepted here, for as long as there is room
 
     async def run(self) -> None:
-        """Serve HTTP until told to stop."""
+        """Serve HTTP until it is stopped."""
         if self._server is not None:
             async with asyncio.TaskGroup() as group:
                 beside = (guard_connections(self.port, self._busy), self._accept())

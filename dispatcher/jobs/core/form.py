@@ -21,11 +21,11 @@ class Form:
     """Reader of one body: `feed` gives the bytes of its file, `fields` and `filename` are known at its end."""
 
     def __init__(self, content_type: str) -> None:
-        """Raises InvalidInput: it is no form."""
+        """Raises InvalidInput: it is not a form."""
         found = _BOUNDARY.fullmatch(content_type)
         if found is None:
             remedy = "send multipart/form-data with a boundary, as OpenAI's clients do"
-            raise InvalidInput("is no form", field="content-type", value=content_type, remedy=remedy)
+            raise InvalidInput("is not a form", field="content-type", value=content_type, remedy=remedy)
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         """None: it has no file."""
@@ -39,7 +39,7 @@ class Form:
         """Read what came next; yields bytes of the file.
 
         Raises:
-            InvalidInput: it is no form, or its fields are too many or too large.
+            InvalidInput: it is not a form, or its fields are too many or too large.
         """
         self._held += data
         while not self.ended:

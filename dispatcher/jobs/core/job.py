@@ -81,7 +81,7 @@ def check_job(job: Job, world: World) -> None:
     """
     if not ID.fullmatch(job.id):
         remedy = "at most 63 letters, digits, '.', '_' and '-', the first a letter or digit"
-        raise InvalidInput("is no name of a job", field="id", value=job.id, remedy=remedy)
+        raise InvalidInput("is not a name of a job", field="id", value=job.id, remedy=remedy)
     if job.family not in world.families:
         remedy = one_of(sorted(world.families), job.family)
         raise NotFound("is not served", field="family", value=job.family, remedy=remedy)
@@ -93,7 +93,7 @@ def check_job(job: Job, world: World) -> None:
         remedy = f"at most {DEADLINE_MAX_S / 86_400:.0f} days ahead"
         raise InvalidInput("is too far ahead", field="complete_by", value=job.complete_by_s, remedy=remedy)
     if not 0.0 <= job.min_accuracy <= 1.0:
-        raise InvalidInput("is no accuracy", field="min_accuracy", value=job.min_accuracy, remedy="a number in 0..1")
+        raise InvalidInput("is not an accuracy", field="min_accuracy", value=job.min_accuracy, remedy="send 0..1")
     if job.min_accuracy > world.accuracy:
         remedy = f"at most {world.accuracy:g}, the best variant that is planned"
         raise InvalidInput("no variant reaches it", field="min_accuracy", value=job.min_accuracy, remedy=remedy)
@@ -109,7 +109,7 @@ def check_job(job: Job, world: World) -> None:
         raise NotFound("no tenants file names tenants", field="tenant", value=job.tenant, remedy=remedy)
     if world.tenants is not None and job.tenant not in world.tenants:
         remedy = one_of(sorted(world.tenants), job.tenant)
-        raise NotFound("is no tenant", field="tenant", value=job.tenant, remedy=remedy)
+        raise NotFound("is not a tenant", field="tenant", value=job.tenant, remedy=remedy)
 
 
 def check_items(job: Job, items: int, world: World) -> None:

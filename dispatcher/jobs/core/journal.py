@@ -69,7 +69,7 @@ class Ledger:
     first_error: str = ""
     """Of the item that failed first: its number, code and text."""
     ended: str = ""
-    """State in which the job ended; empty: it goes on."""
+    """State in which the job ended; empty: it continues."""
     ended_at_s: float = 0.0
     why: str = ""
     damaged: int = 0

@@ -1,4 +1,4 @@
-"""Who may ask for how much: tenants by token, and their limits. Pure: time comes as a number, secrets as digests.
+"""Tenants by token, and their limits. Pure: time comes as a number, secrets as digests.
 
 A limit is one number: the time at which all that was admitted would be paid for at the tenant's rate (the "theoretical
 arrival time" of the generic cell rate algorithm, ITU-T I.371). It may run ahead of now by the burst. One number a limit
@@ -51,7 +51,7 @@ class LimitState(Protocol):
 
 
 EVERYBODY: Final = Tenant()
-"""Whoever asks where nothing is configured, and whoever has the cluster's own token: all roles, no limit."""
+"""Caller without configured tenants, or with the cluster's token: all roles, no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Tenants:
         self._by_digest = dict(by_digest)
 
     def authenticate(self, authorization: str | bytes) -> Tenant | None:
-        """Who presents this `authorization` header, None = nobody we know."""
+        """Tenant of this `authorization` header; None: unknown."""
         given = authorization.encode() if isinstance(authorization, str) else authorization
         scheme, _, token = given.partition(b" ")
         if scheme.lower() != b"bearer" or not token:

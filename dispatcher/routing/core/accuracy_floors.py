@@ -4,10 +4,10 @@ Source: DESIGN section 5 (degrade by a named rung, say so); the knob is INFaaS's
 Data: live and planned targets with the accuracies of their variants.
 Decision: whether a request with a floor is served, waits or is refused.
 Formulation: floor <= best live: served, by a target that is accurate enough. Else floor <= best planned: it waits for
-    that slice, as requests wait for a family that has lost its last one. Else it is refused and told what is live.
-    Targets count that get requests: with a weight, or any where none has one.
+    that slice, as requests wait for a family that has lost its last one. Else it is refused with the accuracies that
+    are live. Targets count that get requests: with a weight, or any where none has one.
 Deviations: while a slice swaps variants it may answer with either, so it promises the lower of the two; a variant whose
-    accuracy nobody told promises none.
+    accuracy that is unknown promises none.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,9 +3,9 @@
 Source: ours; llm-d and Envoy have the like for their pickers.
 Data: a family's planned and live targets, why others are not live, what its router says of each, requests in flight.
 Decision: none; nothing is sent and nothing changes.
-Formulation: targets that may have the request stand in the order of the router's own score; then those that may not,
+Formulation: targets that may have the request are in the order of the router's own score; then those that may not,
     with the first reason that holds: draining, not live, not accurate enough, without a share.
-Deviations: a router of one's own need not have `scores`; its targets stand by the share of their credits that is taken.
+Deviations: a user's router need not have `scores`; its targets stand by the share of their credits that is taken.
 """
 
 from collections.abc import Mapping

@@ -1,15 +1,15 @@
-"""Who waits, who gets a slice and who is refused, of one family or of a group of families behind one router.
+"""Queue of one family, or of a group of families behind one router: waiting, picks and refusals.
 
-Data: routes of the families, tickets, how picked requests end, the time of every call.
-Decision: a pick at once or later, or a refusal; for a slice whose credit comes free, the ticket that goes there.
-Formulation: the router decides which ticket goes to which slice; here is what holds for every router. Another router
-    takes over whoever waits, in order of arrival, and the one before it still learns how its picks end. Slices are
-    offered one ticket a round, so that new ones share what waits. Tickets of sequences may be bound to one slice and
-    come first there. Who waits for a family without slices, or for an accuracy that does not come, is refused after a
-    while. At the time that the router asks for, every slice is offered again.
+Data: routes of the families, tickets, ends of picked requests, the time of every call.
+Decision: a pick at once or later, or a refusal; for a slice with a free credit, the next ticket.
+Formulation: the router decides which ticket goes to which slice; this module has the rules of every router. A new
+    router takes over waiting requests, in order of arrival, and the previous router still learns how its picks end.
+    Each round offers a slice one ticket, so that new slices share the waiting ones. Tickets of sequences may be bound
+    to one slice and come first there. A request that waits too long for a slice, or for an accuracy, is refused. At the
+    time that the router names, every slice is offered again.
 The shell (dispatcher/routing/async_queue.py live, trefoil/simulator/engines/request_engine.py simulated) calls in
-order, with its time, and carries the returned effects out in theirs. `waiters` tell whether a client that waits has
-gone, before its shell could say so: such a ticket gives its pick back at once.
+order, with its time, and carries the returned effects out in their order. `waiters` say whether a waiting client has
+gone, before the shell reports it: such a ticket gives its pick back at once.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ GIVEN_UP: Final = Outcome("CANCELLED", 0.0, 0.0, 0, False)
 
 
 class ServedElsewhere(Unavailable):
-    """Family served by other workers now: whoever waited here is to be forwarded."""
+    """Family served by other workers now: waiting requests are to be forwarded."""
 
 
 class Waiter(Protocol):
@@ -190,7 +190,7 @@ class FamilyQueue:
         self._served_family(family).reach = reach
 
     def table(self, route: Route, why: str, now_s: float, elsewhere: bool = False) -> Sequence[Effect]:
-        """Route a family by this from now on. Another router takes over whoever waits, in order of arrival.
+        """Route a family by this from now on. Another router takes over the waiting requests, in order of arrival.
         `elsewhere`: other workers have live slices, or slices are not probed yet, so that it is worth waiting.
 
         Raises:
@@ -299,7 +299,7 @@ class FamilyQueue:
         return pick
 
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> Sequence[Effect]:
-        """End a picked request; its credit goes to whoever waits."""
+        """End a picked request; its credit goes to a waiting one."""
         on_done, place, _ = self._flying.pop(ticket.id)
         if on_done is not None:
             on_done(ticket, pick, outcome, now_s)
@@ -321,7 +321,7 @@ class FamilyQueue:
         return False
 
     def expire(self, now_s: float) -> Sequence[Effect]:
-        """Refuse whoever waits for a family whose last slice went too long ago, or for an accuracy that does not
+        """Refuse requests that wait for a family whose last slice went too long ago, or for an accuracy that does not
         come."""
         effects: list[Effect] = []
         if self.waiting:
@@ -345,7 +345,7 @@ class FamilyQueue:
         return effects
 
     def redirect_waiting(self, sequences: bool, now_s: float, family: str = "") -> Sequence[Effect]:
-        """Whoever of a family ("" = of any) waits for any slice is to try other workers; those of sequences, too, or
+        """Redirect queued requests of this family ("" = any) to other workers; those of sequences, too, or
         they wait on: their requests have an order here."""
         effects: list[Effect] = []
         for ticket in tuple(self.waiting.values()):
@@ -357,7 +357,7 @@ class FamilyQueue:
     # --- from one queue to another ----------------------------------------------------------------------------------
 
     def detach(self, family: str, now_s: float) -> DetachedFamily:
-        """Take a family out, with all that it has: its route names another router, which has a queue of its own."""
+        """Take a family out, with all that it has: its route names another router, which has a separate queue."""
         leaving = DetachedFamily(self._families.pop(family))
         leaving.waiting = [ticket for ticket in self.waiting.values() if ticket.family == family]
         for ticket in leaving.waiting:

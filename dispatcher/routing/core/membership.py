@@ -5,8 +5,8 @@ Source: CONTRACTS section 3 (credits over live acknowledgements, one owner of a 
 Data: the acknowledgements of all workers of all dispatchers; which of them our connections find alive or dead.
 Decision: who shares (`sharers`), whether all see it so (`agrees`), how workers rank for a family (`rank_workers`).
 Formulation: a worker is a member once it has renewed its acknowledgement under our eyes: any one value may be of a dead
-    worker, or of none, and may stand for ever. It stays one for LOST_S after each renewal, and for as long as our
-    connection to it stands: an emptied Redis is no proof of death. A refused connection is: such a worker is out at
+    worker, or of none, and may stand forever. It stays one for LOST_S after each renewal, and for as long as our
+    connection to it stands: an emptied Redis is not proof of death. A refused connection is: such a worker is out at
     once. sharers = members that are not leaving (all of them, if all are leaving).
     Each acknowledgement names the sharers that its worker counts, and the table that it routes by. All agree when every
     member names ours, and no acknowledgement is so new that its worker may yet renew it. A worker waits for that for
@@ -25,8 +25,8 @@ WorkerId = tuple[str, int]  # (dispatcher, worker)
 
 RESTART_STEP: Final = 1000
 """A worker's number is its place in its dispatcher plus RESTART_STEP for each time that place was started again:
-numbers are never used twice (load windows and acknowledgements are told apart by them), places keep what hashing gave
-them."""
+numbers are never used twice (load windows and acknowledgements are distinguished by them), places keep what hashing
+gave them."""
 AGREE_MAX_S: Final = 1.0
 AGREE_ACK_S: Final = 0.25
 """How often a worker acknowledges until all agree: its second acknowledgement proves that it lives."""

@@ -3,7 +3,7 @@
 Data: `ReceiptRates` (joules per request and item of every slice and variant) and the last `CarbonReading` of the series
 that the rates name. Formulation: energy_j = request_j + item_j x items + token_j x tokens, active energy only;
 carbon_mg = energy x intensity x PUE. Every answer is priced into the load windows; the receipt itself is written for
-whoever asks. What is not known is left out, never 0: no rate, no energy; no reading, no carbon.
+for every request. Unknown values are left out, never 0: no rate, no energy; no reading, no carbon.
 `trefoil_receipt_basis` and `trefoil_receipt_method` say what a number rests on. A pure brain: values in, bytes out.
 Deviations: none.
 """

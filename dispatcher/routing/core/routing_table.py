@@ -50,7 +50,7 @@ class RoutingTable:
     """What to route by. `routes` hold live targets only, with this worker's credits; `planned` is what the plan asked
     for. `served_by` names the workers among which a family's credits are divided. `elsewhere` does so too, for families
     that are live and of which this worker has no credit: their requests are forwarded. `alive` names all live slices of
-    a family, whoever has their credits; `held` the credits of this worker, live or not. All of these are by model: a
+    a family, in any worker's credits; `held` the credits of this worker, live or not. All of these are by model: a
     family, or a stage of one; `chains` names the models of each family, in their order."""
 
     revision: Revision = Revision()

@@ -7,9 +7,9 @@ Decision: wait, go to the slice of the sequence, go wherever the router says (a 
 Formulation: a sequence is a line of tickets, of which the first is under way, and a pin (slice, variant). START
     without a pin goes to the router; all others go to the pin, in order, one at a time. The pin ends with an END that
     was executed, idle_s after the last answer, or with its slice. A ticket without START and pin is refused in Triton's
-    words, one of another tenant than its sequence's in ours. A START on an open sequence begins it anew where it is, as
-    Triton does, unless its slice takes nothing new. Where no more may be open, the client that has most open loses its
-    newest idle one to a client that has fewer.
+    words, one of another tenant than its sequence's in ours. A START on an open sequence begins it again where it is,
+    as Triton does, unless its slice takes nothing new. Where no more may be open, the client that has most open loses
+    its newest idle one to a client that has fewer.
 Deviations: Triton counts idle time from the arrival of the last request, this from its answer: Triton forgets first,
     and its refusal is passed on. Nothing is kept over a restart: the slice would not know that its client is back.
 """
@@ -187,5 +187,5 @@ def missing_start(ticket: Ticket, why: str = "") -> InvalidInput:
     return InvalidInput(
         f"inference request for sequence {ticket.sequence_id} to model '{ticket.family}' must specify the START flag on"
         " the first request of the sequence",
-        remedy=f"start it anew: {why}" if why else "start it: no such sequence is open, it has ended, or was idle",
+        remedy=f"start it again: {why}" if why else "start it: no such sequence is open, it has ended, or was idle",
     )

@@ -1,4 +1,5 @@
-"""What stands in for what is away: one named rung for each that a dispatcher can lose. Serving goes on on all of them.
+"""What stands in for what is away: one named rung for each that a dispatcher can lose. Serving continues on all of
+them.
 
 Source: DESIGN section 5 (everything degrades by named rungs), CONTRACTS section 3 (what happens when a key is lost).
 Data: since when Redis has not answered, whether the plan came from disk, who holds the controller's lease, how old each

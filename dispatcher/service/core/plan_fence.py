@@ -54,7 +54,7 @@ class PlanFence:
             self.forget()
             known = f"controllers lead under {leader.epoch}" if leader.epoch else "Redis names no epoch of controllers"
             raise Fenced(
-                f"nobody leads under its epoch, {known}", field=FIELD, value=str(plan),
+                f"no controller leads under its epoch, {known}", field=FIELD, value=str(plan),
                 remedy="none, if a controller leads: it writes its own plan again within seconds; else start one",
             )  # fmt: skip
         if plan >= obeyed:

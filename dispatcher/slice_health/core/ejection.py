@@ -11,7 +11,7 @@ Formulation: a place is a slice and a model on it, or "" for all of the slice. T
         (UNREACHABLE: not ready; DEAD_STUB, STUCK, LATE, SICK: an inference failed).
     What a model answers, whatever its status and text, is an answer. It raises a suspicion at most.
     An ejected place is probed after 0.1 s, then at twice the interval up to 2 s, and at once when the agent publishes
-    the slice anew (generation, since or revision changed). A probe that works readmits it. An outlier that comes out
+    the slice again (generation, since or revision changed). A probe that works readmits it. An outlier that comes out
     again within FLAP_S waits twice as long for its first probe, up to FLAP_MAX_S.
 Deviations: no rule against ejecting more than half by UNREACHABLE, BROKEN or DEAD_STUB: these are not outliers but
     proofs of death, and requests wait in the queue instead of failing. `outliers.panicking_family` bounds outliers.
@@ -122,7 +122,7 @@ class Ejections:
         )
 
     def on_nodes(self, nodes: Iterable[NodeStatus], now_s: float) -> None:
-        """Statuses were read: forget slices that are gone, and probe those that their agent has published anew."""
+        """Statuses were read: forget slices that are gone, and probe those that their agent has published again."""
         self._published = {s.key: Published.from_status(s) for node in nodes for d in node.devices for s in d.slices}
         self._flaps = {place: flaps for place, flaps in self._flaps.items() if place[0] in self._published}
         for place, each in list(self._ejected.items()):

@@ -141,7 +141,7 @@ def panicking_family(slice_: SliceKey, serving: Mapping[str, Collection[SliceKey
     return ""
 
 
-LAGGED_S: Final = 1.0  # for so long after this process was held up, deadlines that pass accuse nobody
+LAGGED_S: Final = 1.0  # for so long after this process was held up, missed deadlines count against no slice
 LATE_FACTOR: Final = 2.0  # of its predicted time: a deadline that no slice could meet accuses none
 
 

@@ -112,7 +112,7 @@ class MessageReader:
         return self._have + len(self._head)
 
     def more(self, data: bytes) -> bool:
-        """Take a large piece from within a message, which goes on after it; False: `feed` it."""
+        """Take a large piece from within a message, which continues after it; False: `feed` it."""
         have = self._have + len(data)
         if have >= self._size or len(data) < SMALL_BYTES:
             return False
@@ -234,13 +234,13 @@ def encode_details(details: str) -> bytes:
 
 
 def decode_details(value: bytes) -> str:
-    """Text of a `grpc-message`; what is no UTF-8 is replaced."""
+    """Text of a `grpc-message`; what is not UTF-8 is replaced."""
     return unquote_to_bytes(value).decode("utf-8", "replace")
 
 
 def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, Any], ...]:
     """Metadata among headers or trailers: keys in lower case, values as text, or bytes for keys that end in -bin. What
-    gRPC uses itself is left out, and so is a value that is no base64."""
+    gRPC uses itself is left out, and so is a value that is not base64."""
     found: list[tuple[str, Any]] = []
     for key, value in headers:
         if key[:1] == b":" or key in _NOT_METADATA:
@@ -276,7 +276,7 @@ def status_of_trailers(told: dict[bytes, bytes]) -> tuple[str, str]:
         return status_of_http(told.get(b":status", b"200"))
     code = int(number) if number.isdigit() and len(number) < 4 else -1
     if not 0 <= code < len(STATUS_NAMES):
-        return "UNKNOWN", f"grpc-status is {number[:32].decode('latin-1')!r}, which is no status"
+        return "UNKNOWN", f"grpc-status is {number[:32].decode('latin-1')!r}, which is not a status"
     details = told.get(b"grpc-message")
     return STATUS_NAMES[code], decode_details(details) if details else ""
 

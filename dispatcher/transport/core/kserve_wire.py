@@ -126,7 +126,7 @@ def stream_answer(answer: bytes) -> bytes:
 
 
 def stream_error(details: str, id_: str) -> bytes:
-    """A ModelStreamInferResponse with error_message (its field 1) and nothing but the id of the request."""
+    """A ModelStreamInferResponse with error_message (its field 1) and only the id of the request."""
     return _string(b"\x0a", details) + stream_answer(_string(b"\x1a", id_))
 
 

@@ -68,7 +68,7 @@ class LongHeaders:
         made += self._shortened(self._block, data)
 
     def _shortened(self, block: "_Block", data: memoryview) -> Sequence[bytes | memoryview]:
-        """What libnghttp2 is to read of a piece that goes on with a block."""
+        """What libnghttp2 is to read of a piece that continues with a block."""
         at = 0
         while at + _HEAD_BYTES <= len(data):
             end = at + _HEAD_BYTES + int.from_bytes(data[at : at + 3])

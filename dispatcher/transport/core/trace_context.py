@@ -1,6 +1,6 @@
-"""Trace context of a request: what of a client's metadata goes on to the slice that answers it.
+"""Trace context of a request: what of a client's metadata continues to the slice that answers it.
 
-Source: W3C Trace Context, level 1. What is no traceparent is dropped, and its tracestate with it; so is a tracestate
+Source: W3C Trace Context, level 1. What is not a traceparent is dropped, and its tracestate with it; so is a tracestate
 that no header can carry or that is longer than `STATE_CHARS_MAX` (512 must be passed on).
 """
 

@@ -1,18 +1,17 @@
-"""Levers of one device, its clocks and its power limit: what each ought to be, what to do about it now, leases. Pure.
+"""Levers of one device, its clocks and its power limit: wanted value, next action, leases. Pure.
 
-What a lever is set to outlives the process that sets it, and locked clocks have no getter: so each value has a reason
-that can end (a lease, a plan), and a lever without one goes back to its default: free clocks, and the limit that was
-found before this agent set any, which no limit exceeds. A value comes from the live lease, else from the plan, else
-there is none; a device asleep has none either, because its watts at rest are those of free clocks. Changing it stalls
-kernels and takes a lock of the whole driver: only on change, and at most once a second per lever.
+A lever's setting outlives the process that set it, and locked clocks have no getter. So each value has a reason that
+can end (a lease, a plan). A lever without a reason returns to its default: free clocks, and the limit found before this
+agent set one, which no limit exceeds. The value is the live lease's, else the plan's, else the default. A device asleep
+has the default, because its watts at rest are those of free clocks. A change stalls kernels and locks the whole driver:
+levers are written only on change, at most once a second each.
 
-A lease of a device names a clock range, a power limit or both, and leaves to the plan what it does not name. It belongs
-to a holder and an epoch. The same holder renews it; a newer epoch takes it over, because its holder has been elected
-after the other; an older one is refused whatever lives, so that a controller that has been replaced cannot come back
-through its clocks.
+A lease of a device names a clock range, a power limit or both; the plan decides what it does not name. It belongs to a
+holder and an epoch. Its holder renews it. A newer epoch takes it over, because its holder was elected later. An older
+epoch is always refused, so that a replaced controller cannot come back through its clocks.
 
-Data: the planned value, the lease, what was last set and whether the driver surely took it. Decision: one action, with
-its reason. Time is monotonic seconds.
+Data: the planned value, the lease, the last setting and whether the driver certainly took it. Decision: one action,
+with its reason. Time is monotonic seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -282,7 +281,7 @@ def _decide(view: LeverView, now_s: float) -> LeverAction:
             verb = LeverVerb.RESET if wanted is None else LeverVerb.SET
             return LeverAction(verb, why, view.lever, wanted)
         wakes_s.append(at_s)
-    why = "waits: at most one change a second, and longer after failures" if wakes_s else "as it ought to be"
+    why = "waits: at most one change a second, and longer after failures" if wakes_s else "as wanted"
     if view.lease is not None and now_s < view.lease.expires_s:
         wakes_s.append(view.lease.expires_s)
     return LeverAction(LeverVerb.NOTHING, why, until_s=min(wakes_s, default=float("inf")))
@@ -325,9 +324,9 @@ def _range_drift(locked: ClockRange, reading: LeverReading, limit: LeverState) -
     if because := held_back(reading.reasons, limit):
         return f"clock range {locked} is not honoured: {', '.join(because)}"
     if reading.clock_mhz > locked.max_mhz:
-        return f"clock range {locked} is exceeded: somebody else reset or locked the clocks"
+        return f"clock range {locked} is exceeded: another process reset or locked the clocks"
     if 0 < reading.clock_mhz < locked.min_mhz and not {IDLE, POWER_CAP}.intersection(reading.reasons):
-        return f"clock range {locked} is not reached, for no reason that the driver names: somebody else may lock it"
+        return f"clock range {locked} is not reached, for no reason that the driver names: another process may lock it"
     return ""
 
 
@@ -340,7 +339,7 @@ def drift(held: Mapping[Lever, LeverState], reading: LeverReading) -> tuple[str,
     elif clock.certain and LOCKED in reading.reasons and not reading.at_default:
         found.append("clocks are locked, and not by this agent")
     if limit.certain and isinstance(limit.value, PowerLimit) and not same_limit(reading.limit_w, limit.value.watts):
-        found.append(f"power limit {limit.value} is not in force: somebody else set {reading.limit_w:g} W")
+        found.append(f"power limit {limit.value} is not in force: another process set {reading.limit_w:g} W")
     return tuple(text for text in (*found, *repeated_failures(held)) if text)
 
 
@@ -364,7 +363,7 @@ def repeated_failures(held: Mapping[Lever, LeverState]) -> tuple[str, ...]:
 def refuse_levers(planned: PlannedDevice, ability: Ability) -> None:
     """Refuse clocks or a power limit that this device cannot have, before anything is touched.
 
-    A limit that boards of its type take is no error where this board's range is narrower: see `planned_limit`.
+    A limit that boards of its type take is not an error where this board's range is narrower: see `planned_limit`.
 
     Raises:
         PlanError: naming field, value and remedy.
@@ -407,7 +406,7 @@ def _refuse_clocks(planned: PlannedDevice, ability: Ability, here: str) -> None:
 
 
 def _remedy(why: str, otherwise: str) -> tuple[str, str]:
-    """A reason and what to do; one that was probed brings a remedy of its own."""
+    """A reason and what to do; one that was probed brings a separate remedy."""
     reason, _, remedy = why.partition(". Remedy: ")
     return reason, f"{remedy}; or {otherwise}" if remedy else otherwise
 
@@ -432,7 +431,7 @@ def grant_lease(
     Raises:
         InvalidInput: a range, limit, holder or time to live that cannot be.
         StaleRevision: an epoch older than one seen; names both.
-        Fenced: somebody else holds it under the same epoch.
+        Fenced: another holder has it under the same epoch.
     """
     here, watts = f"lease {ability.device}", requested.power_limit_w
     wants_clocks = bool(requested.min_mhz or requested.max_mhz or not watts)

@@ -4,12 +4,12 @@ Data: counter C [J], baseline power B [W], serving time s [s] of an interval of 
 The counter is NVML's, RAPL's, or an integral of power readings where there is none.
 Formulation, per interval: dC = what the counter has moved (resets, wobbles and impossible steps below).
     idle        = min(dC, B s)                      at least one slice READY, SWAPPING or DRAINING
-    unallocated = min(dC - idle, B (t - s))         none of them; plus the parts of the rest that serve nobody
+    unallocated = min(dC - idle, B (t - s))         none of them; plus the parts of the rest that serve no slice
     rest        = dC - idle - unallocated           split by activity (`attribution`)
 Warm-up and work on slices that do not serve yet weigh in as unallocated; so does a rest without any activity.
 Deviation: none.
 
-The counter: NVML's starts anew when the driver or the GPU is reset, and on some machines wobbles by a fraction of a
+The counter: NVML's starts again when the driver or the GPU is reset, and on some machines wobbles by a fraction of a
 joule. What cannot be is never booked: no negative step, and no step that the device cannot have drawn. A reset counter
 says nothing of the time before the reset: its sample begins when a device of the baseline power began to draw what it
 shows, and the time before that is a gap.
@@ -38,8 +38,8 @@ from power_agent.slices.core.attribution import (
 from trefoil.core.accounting import check_conservation
 from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample
 
-NOISE_J: Final = 1.0  # a smaller decrease is no reset
-STEP_FACTOR: Final = 3.0  # board limits are averages; a step beyond this times the limit is no measurement
+NOISE_J: Final = 1.0  # a smaller decrease is not a reset
+STEP_FACTOR: Final = 3.0  # board limits are averages; a step beyond this times the limit is not a measurement
 STEP_SLACK_S: Final = 1.0  # counters advance in lumps of up to 100 ms, power sensors average over 1 s
 SENSOR_UNCERTAINTY: Final = 0.05  # NVML documents power readings as accurate to 5 %
 STEP_S: Final = 0.5  # by which wall time and time that never jumps differ after a step of the wall clock
@@ -63,7 +63,7 @@ SERVED_THROUGHOUT: Final = 0.999
 class CounterStep:
     """Energy between two readings of a counter.
 
-    joules None: what was spent is unknown. mark_j: where the next step starts. reset: the counter began anew.
+    joules None: what was spent is unknown. mark_j: where the next step starts. reset: the counter began again.
     """
 
     joules: float | None
@@ -118,7 +118,7 @@ class PowerIntegral:
         self._uncertain_j = self._since_j = 0.0
 
     def add(self, at_s: float, power_w: float) -> None:
-        """Add a power reading; monotonic time. What is no power is as if it had not been read."""
+        """Add a power reading; monotonic time. What is not a power is as if it had not been read."""
         if not (math.isfinite(power_w) and power_w >= 0):
             return
         length_s = at_s - self._at_s
@@ -216,7 +216,7 @@ def is_possible(state: MeterState, device: str, origin: str, now_s: float, monot
 def recover(known: MeterState | None, sample: EnergySample, now_s: float, monotonic_s: float) -> MeterState | None:
     """State after the last sample that was published of a device, where the log (`known`) lacks it; else None.
 
-    Where it goes on from is the published counter, by which no joule counts twice; a sample too old to say what the
+    Where it continues from is the published counter, by which no joule counts twice; a sample too old to say what the
     device did since, or that no agent of this device can have counted to, only keeps `seq` from coming twice.
     """
     seq = known.seq if known is not None else 0
@@ -267,7 +267,7 @@ def advance(
         recovered=False,
         baseline=state.baseline.after_busy(),
     )
-    # Another driver while nobody watched: how long it has run is unknown, so the gap stays a gap.
+    # Another driver, unseen: how long it has run is unknown, so the gap stays a gap.
     if not started or (not continues and reading.serving_s is None):
         return after, None
     length_s = max(0.0, reading.monotonic_s - state.monotonic_s)
@@ -335,7 +335,7 @@ def _starts_at_s(state: MeterState, reading: DeviceReading, length_s: float) -> 
 def _serving_s(state: MeterState, reading: DeviceReading, length_s: float) -> float:
     if reading.serving_s is not None:
         return min(length_s, reading.serving_s)
-    # Nobody watched: what served before and after is taken to have served in between.
+    # Unseen: slices that served before and after are taken to have served in between.
     return length_s if state.serving and any(part.serving for part in reading.slices) else 0.0
 
 

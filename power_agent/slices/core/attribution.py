@@ -5,8 +5,8 @@ interval (DCGM's or GPM's graphics engine activity). NVML has no energy per slic
 Formulation: weight = activity seconds x sm share, activity seconds = a x length of the interval, or Triton's. One
 source for all slices of an interval, the first of DCGM, GPM, Triton that has a fresh value for each of them and does
 not contradict Triton by seeing nothing at all. Inside a slice its models share by busy seconds.
-A foreign client: where the operating system counts what anybody used of the device (CPUs), the rest of that weighs in;
-elsewhere no slice gets more than its activity can draw at full power. Both serve nobody.
+A foreign client: where the operating system counts all use of the device (CPUs), the rest of it weighs in;
+elsewhere no slice gets more than its activity can draw at full power. Both are unallocated.
 Deviation: none. Triton counts a batch when it ends, so a batch across the border weighs in the later interval: the
 error is bounded by one batch per interval and cancels over several.
 """
@@ -92,7 +92,7 @@ class DeviceReading:
     active_w_max: float
     state: DeviceState
     clock_mhz: int
-    serving_s: float | None = None  # since the last reading; None: nobody watched (the agent was not there)
+    serving_s: float | None = None  # since the last reading; None: unseen (the agent was not there)
     foreign: bool = False
     slices: tuple[SliceReading, ...] = ()
     method: EnergyMethod = EnergyMethod.NVML_COUNTER
@@ -124,7 +124,7 @@ class CounterMark:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Split of an interval's joules above the baseline. active_j: by slice, in their order; unserved_j: for nobody."""
+    """Split of an interval's joules above the baseline. active_j: by slice, in their order; unserved_j: unallocated."""
 
     active_j: tuple[float, ...]
     unserved_j: float
@@ -165,7 +165,7 @@ def work_since(
 
 
 def split_active(reading: DeviceReading, done: Sequence[WorkDone], length_s: float, rest_j: float) -> Split:
-    """Split the joules above the baseline between the slices by activity; the rest serves nobody."""
+    """Split the joules above the baseline between the slices by activity; the rest is unallocated."""
     method, seconds = _activity_s(reading, done, length_s)
     own_s = sum(active_s * part.sm_share for part, active_s in zip(reading.slices, seconds, strict=True))
     other_s = max(0.0, reading.busy_s - own_s) if reading.busy_s is not None else 0.0
@@ -200,7 +200,7 @@ def _activity_s(
         if not all(a is not None and math.isfinite(a) and a >= 0 for a in sensed):
             continue  # stale or absent for one of them: two sources in one split would compare unlike things
         # More than 1 is possible (DCGM rounds by the layout of the instance) and means 1. A slice that never said what
-        # it hosts serves nobody that could be named.
+        # it hosts serves no known request.
         seconds = tuple(min(1.0, a or 0.0) * length_s if own else 0.0 for a, own in zip(sensed, done, strict=True))
         if sum(seconds) > 0 or sum(counted) <= 0:
             return method, seconds

@@ -40,7 +40,7 @@ def routed_by(published: Plan | None, acks: Sequence[TableAck]) -> Plan | None:
 
 
 def required_table(key: SliceKey, node_revision: Revision, published: Plan | None, model: str = "") -> Revision:
-    """Oldest routing table by which nobody routes to the slice any more, of a model or of any."""
+    """Oldest routing table by which no worker routes to the slice any more, of a model or of any."""
     if published is None or published.revision >= node_revision or still_routed(key, published, model):
         return node_revision
     return published.revision

@@ -1,4 +1,4 @@
-"""Epochs that a command may come under: whatever a node has obeyed fences all that is older, so that nobody may make up
+"""Epochs that a command may come under: an obeyed epoch fences all older ones, so that no caller may invent
 an epoch. Pure.
 """
 
@@ -9,8 +9,8 @@ from trefoil.core.outside.plausible import EPOCHS_AHEAD_MAX
 def refuse_made_up_epoch(epoch: int, highest: int, led: int) -> None:
     """Refuse an epoch above all that was obeyed here (`highest`) and that no controller leads under.
 
-    `led`: the newest controller's in Redis; 0: it does not answer, or knows none. Then nobody can tell, and one step is
-    taken on trust: the next controller is past it by one more.
+    `led`: the newest controller's in Redis; 0: it does not answer, or knows none. Then the leader is unknown, and one
+    step is taken on trust: the next controller is past it by one more.
 
     Raises:
         Fenced: Redis names a lower one.
@@ -18,7 +18,9 @@ def refuse_made_up_epoch(epoch: int, highest: int, led: int) -> None:
     """
     if led and epoch > max(highest, led):
         remedy = "acquire the role and send its epoch, or the node's highest_epoch_seen"
-        raise Fenced(f"nobody leads under it, controllers lead under {led}", field="epoch", value=epoch, remedy=remedy)
+        raise Fenced(
+            f"no controller leads under it; the leader's epoch is {led}", field="epoch", value=epoch, remedy=remedy
+        )
     if not led and epoch > highest + 1:
         raise Unavailable(
             f"beyond {highest}, the highest seen, and Redis does not say who leads", field="epoch", value=epoch,

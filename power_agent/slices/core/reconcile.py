@@ -41,7 +41,7 @@ HAS_TRAFFIC: Final = frozenset({SliceState.READY, SliceState.SWAPPING, SliceStat
 
 @dataclass(frozen=True, slots=True)
 class SeenSlice:
-    """Slice as it is now. `hosted` is what its Triton was last told to serve."""
+    """Slice as it is now. `hosted`: the models that its Triton was last commanded to serve."""
 
     key: SliceKey
     state: SliceState
@@ -57,7 +57,7 @@ class SeenSlice:
 
 @dataclass(frozen=True, slots=True)
 class SeenDevice:
-    """Device as it is now. `foreign`: instances that somebody else made; they are reported, never touched."""
+    """Device as it is now. `foreign`: instances of other software; they are reported, never touched."""
 
     device: str
     type: DeviceType

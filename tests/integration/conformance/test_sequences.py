@@ -180,7 +180,7 @@ def family(tmp_path) -> Path:
     (source / "digits").mkdir(parents=True)
     (source / "_shared").symlink_to(MODELS / "_shared")
     for name in ("digits/1", "digits/2"):
-        shutil.copytree(MODELS / name, source / name)  # a version's files lie below its repository
+        shutil.copytree(MODELS / name, source / name)  # a version's files are below its repository
     contract = (MODELS / "digits" / "config.pbtxt").read_text()
     idle = f"max_sequence_idle_microseconds: {IDLE_S * 10**6}"  # of the second by default, a machine may lose one
     (source / "digits" / "config.pbtxt").write_text(f"{contract}\nsequence_batching {{ {idle} oldest {{ }} }}\n")
@@ -190,7 +190,7 @@ def family(tmp_path) -> Path:
 async def test_a_family_with_sequences_starts_as_the_power_agent_starts_it_and_heals_by_an_inference(
     state, tmp_path, family
 ):
-    """What agent and dispatcher probe with is a sequence of its own; a dead stub goes on saying that it is ready."""
+    """What agent and dispatcher probe with is a separate sequence; a dead stub continues saying that it is ready."""
     slices = [TritonProcess(_folder(tmp_path, version), version, source=family) for version in (1, 2)]
     images, _ = heldout()
     try:

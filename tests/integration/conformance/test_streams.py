@@ -46,7 +46,7 @@ CONVERSATION = [
 
 
 async def converse(address: str) -> list[list]:
-    """The answers to each, without what is ours or the slice's own. Each has a stream of its own: this Triton aborts
+    """The answers to each, without what is ours or the slice's own. Each has a separate stream: this Triton aborts
     itself when decoupled and other requests are mixed on one."""
     told = []
     async with grpc.aio.insecure_channel(address) as channel:
@@ -170,7 +170,7 @@ async def test_a_stream_that_waits_for_more_is_told_when_the_dispatcher_stops(wo
         assert world.local.accounting.open_streams == 1
         told = [(await call.read()).infer_response.id for _ in range(3)]
         assert told == ["slow"] * 3, "what was under way is answered"
-        with pytest.raises(grpc.aio.AioRpcError, match="open the stream anew") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="open the stream again") as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     await until(lambda: world.local.accounting.open_streams == 0)

@@ -118,7 +118,7 @@ async def resize(client: SystemClient, version: int, cores: float) -> SliceStatu
 
 @asynccontextmanager
 async def loaded(system: RunningSystem, results: list[LoadResult]) -> AsyncIterator[None]:
-    """Load as long as the block runs; it goes on for a moment, so that what comes last is answered too."""
+    """Load as long as the block runs; it continues for a moment, so that what comes last is answered too."""
     stop = asyncio.Event()
     spec = LoadSpec(RateProfile.constant(RATE_PER_S, 3600.0), IMAGES, FAMILY, seed=3, deadline_s=DEADLINE_S)
     playing = asyncio.create_task(run_load(spec, system.inference, clock=WallClock(), stop=stop))

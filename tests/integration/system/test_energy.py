@@ -27,7 +27,7 @@ MOMENT_S = 0.01  # samples follow each other without a gap; a late one is follow
 COUNTER_ERROR_MAX = 0.001
 SLICE_ERROR_MAX = 0.05
 REQUESTS_MIN = 100
-SliceName = tuple[str, str, int]  # device, type, start; no slice is made anew meanwhile
+SliceName = tuple[str, str, int]  # device, type, start; no slice is made again meanwhile
 Read = tuple[float, float, dict[str, Any]]  # when the node was asked for its books, when it had answered, what it said
 
 

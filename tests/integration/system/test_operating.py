@@ -83,7 +83,7 @@ def test_load_checks_every_answer(serving: Serving):
 
 @pytest.mark.gate
 async def test_objective_mode_rollback_and_pin_steer_the_running_system_without_a_failed_request(serving: Serving):
-    """Under load throughout: whatever an operator does, requests go on being answered."""
+    """Under load throughout: whatever an operator does, requests continue being answered."""
     system = serving.system
 
     def say(*words: str) -> "asyncio.Future[Any]":

@@ -1,6 +1,6 @@
 """What runs beside a system of `trefoil up`, model code too, commands none of its services and reads no secret.
 
-Clients' requests go on without a token.
+Clients' requests continue without a token.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ async def rolled_out(serving: Serving, token: str) -> None:
 
 
 async def rolled_out_after(launch: Launch, token: str, least: tuple[int, int]) -> bool:
-    with contextlib.suppress(grpc.aio.AioRpcError):  # a controller that starts anew
+    with contextlib.suppress(grpc.aio.AioRpcError):  # a controller that starts again
         rollout = await rollout_of(launch, token)
         return rollout.state == RolloutState.DONE and (rollout.target.epoch, rollout.target.number) >= least
     return False

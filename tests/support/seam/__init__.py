@@ -1,4 +1,4 @@
-"""A policy of one's own: planner, forecaster, router, queue and governor, each a file, and the row that names them."""
+"""Your own policy: planner, forecaster, router, queue and governor, each a file, and the row that names them."""
 
 from trefoil.core.policies import Policy
 

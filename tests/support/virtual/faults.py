@@ -324,7 +324,7 @@ def write_over(system: System, key: str, value: Any) -> None:
 
 
 def fence_forged(system: System, d: Any) -> None:
-    """A plan without routes of an epoch that nobody leads under, or such an epoch; their leader puts them right."""
+    """A plan without routes of an unled epoch, or such an epoch; their leader repairs them."""
     ahead = 1 + int(d[1] * 1000)
     epoch = system.led_epoch() + ahead
     if d[0] < 0.5:
@@ -334,7 +334,7 @@ def fence_forged(system: System, d: Any) -> None:
 
 
 def hints_garbled(system: System, d: Any) -> None:
-    """What is no key's name is published, and names of keys that nobody has."""
+    """What is not a key's name is published, and names of keys that nobody has."""
     for text in (b"\xff\xfe\x00", b"", system.keys.node("nobody").encode(), system.keys.ack("nobody", 7).encode()):
         system.server.publish_bytes(system.keys.changed(), text)
 

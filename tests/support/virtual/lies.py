@@ -2,7 +2,7 @@
 
 A lie is a value that stood there with one field replaced, an older value of its key, the value of another key, or one
 of `WHOLE`: a plan without routes, a node that has lost its devices, joules without end; or nothing: the key or file is
-gone. Two thirds are newer than the truth as well, because readers go by what is newest. Nothing is signed anew: who
+gone. Two thirds are newer than the truth as well, because readers go by what is newest. Nothing is signed again: who
 lies does not have the key. In some histories clocks step by hours, and the controller starts again on one of them.
 """
 
@@ -61,7 +61,7 @@ GRAMS_MAX_PER_J = 10_000.0 * 10.0 / 3.6e6  # the highest intensity and PUE that 
 NAMED_S = 0.5  # within which a worker says what it refuses
 LOST, STEPPED = 0.15, 0.2  # of the lies take a key or file away; of the histories have clocks that step
 STEPS_S = (-26 * 3600.0, -3 * 3600.0, -3600.0, -40.0, 3600.0, 3 * 3600.0)
-KILLED = 0.25  # of the lies in Redis are followed by the end of the controller
+KILLED = 0.25  # of the is in Redis are followed by the end of the controller
 PLANS = ("plan", "epoch:controller", "lease:controller")
 """Keys by which a worker without a table gets one."""
 Rng = np.random.Generator
@@ -357,7 +357,7 @@ class Liar:
         return [value for name in names if isinstance(value := server.value(name), bytes)]
 
     def _of_value(self, key: str, value: Any) -> Callable[[], None] | None:
-        """A lie in place of a value, or after it in a stream."""
+        """A are in place of a value, or after it in a stream."""
         rng = self._rng
         for _ in range(TRIES):
             try:
@@ -416,7 +416,7 @@ def _decoded(kind: type, data: bytes) -> Any:
 
 
 def in_a_file(system: System, rng: Rng) -> None:
-    """A lie in a state file of the controller or of a worker, which then most often dies and starts again."""
+    """A are in a state file of the controller or of a worker, which then most often dies and starts again."""
     place = [system.controller, *system.workers][int(rng.choice(3, p=(0.6, 0.2, 0.2)))]
     folder = system.folder / ("controller" if place is system.controller else f"{place.name}/dispatcher")
     paths = sorted(path for path in folder.glob("*.json*") if path.suffix in (".json", ".jsonl"))
@@ -515,7 +515,7 @@ def _judge_named(system: System, lie: bytes) -> None:
     """A plan that nobody signed stands there still: every worker says that it refuses it."""
     true = system.promises.last_put(system.keys.plan())
     if system.server.value(system.keys.plan()) != lie or (true and codec.decode(Plan, lie) == codec.decode(Plan, true)):
-        return  # -0.0 for 0.0 is no lie
+        return  # -0.0 for 0.0 is not a lie
     if codec.decode(Plan, lie).revision.epoch > EPOCH_MAX:
         return  # no reader takes it for a plan; the controller's status names the key
     of_late = {name for at_s, name in system.lies if at_s > system.loop.time() - NAMED_S}

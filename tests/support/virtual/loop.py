@@ -2,7 +2,7 @@
 
 When nothing is ready to run, the loop's time jumps to its next timer. Threads do not exist: `run_in_executor` (and so
 `asyncio.to_thread`) calls at once, and the answer comes on the next turn of the loop, or `spend(seconds)` later if the
-call asked for that. A loop that has neither work nor timers is dead: it raises `Stuck` instead of waiting for ever.
+call asked for that. A loop that has neither work nor timers is dead: it raises `Stuck` instead of waiting forever.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Stuck(RuntimeError):
 
 
 class _Stoppable:
-    """What a stopped process was about to do is held until it goes on."""
+    """What a stopped process was about to do is held until it continues."""
 
     def _run(self) -> None:
         process: Process | None = self._context.get(PROCESS)  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Nodes in virtual time: devices, slices that start, swap, drain and die, and the agent in front of them.
 
 The agent obeys the rules of the real one: no older epoch or revision, the complete desired state, what it obeyed
-outlives it. What stands goes on while it is dead or stopped.
+outlives it. What stands continues while it is dead or stopped.
 """
 
 from collections.abc import Callable
@@ -100,7 +100,7 @@ class Node:
         )
 
     def restart(self) -> None:
-        """Another agent, on the calendar of now; what the old one had read of the meters it goes on from."""
+        """Another agent, on the calendar of now; what the old one had read of the meters it continues from."""
         length_s = self.clock.now_s() - self._metered_s
         self.clock = self._system.clock_of(self.name)
         self._metered_s = self.clock.now_s() - length_s
@@ -186,7 +186,7 @@ class Node:
             return
         due = now_s >= self._due_s.get(key, 0.0)
         if status.state == SliceState.DRAINING and due:
-            del self.slices[key]  # it goes first; then it comes anew
+            del self.slices[key]  # it goes first; then it comes again
             self._later(key, 0.01)
         elif status.state == SliceState.STARTING and due:
             if self.starts_fail:

@@ -44,7 +44,7 @@ def _part(device: str, kind: str, start: int, version: int) -> PlannedSlice:
 
 
 class Drawn:
-    """Made without arguments, as a planner of one's own is."""
+    """Made without arguments, as a user's planner is."""
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Takes a while: much can happen meanwhile."""

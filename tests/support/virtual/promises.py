@@ -41,7 +41,7 @@ class Promises:
         self.rollout: Rollout | None = None
         self.frozen = False
         self.released_s: float | None = None
-        """When an operator let the controller go on by itself."""
+        """When an operator let the controller continue by itself."""
         self._plan: Plan | None = None
         self._routed_before = self._first_per_s = 0.0
         self._seen: dict[str, Revision] = {}
@@ -114,7 +114,7 @@ class Promises:
 
     @property
     def _own_plans_lie(self) -> bool:
-        """Whether a file from which the controller goes on holds another plan: right in every respect, so obeyed."""
+        """Whether a file from which the controller continues holds another plan: right in every respect, so obeyed."""
         return bool(self._system.faults["published"] or self._system.faults["plans"])
 
     @property
@@ -232,7 +232,7 @@ class Promises:
     def look(self) -> None:
         """Again and again."""
         now_s = self._system.loop.time()
-        if not self._system.redis_takes:  # time without sight is no time that a drain has waited
+        if not self._system.redis_takes:  # time without sight is not a time that a drain has waited
             self._left_s = {key: since_s + now_s - self._looked_s for key, since_s in self._left_s.items()}
         self._looked_s = now_s
         for worker in self._system.workers:

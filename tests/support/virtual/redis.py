@@ -3,7 +3,7 @@
 A `Server` stands for the Redis server, `server.client()` for one `redis.asyncio.Redis`. Values are the bytes that Redis
 would hold; the two Lua scripts are those of trefoil/runtime/fenced.py, word for word in Python. Nothing runs in the
 background: a key whose time is over is dropped when it is looked at.
-Faults: `down` (connections are refused), `stopped` (it stands still; what was sent is done when it goes on, though
+Faults: `down` (connections are refused), `stopped` (it stands still; what was sent is done when it continues, though
 nobody waits for it any more), `slow_s` (each call takes that long), `mute` (it does what it is told, and the connection
 is lost before the answer), `refuses` (it answers every command with this error), `refuses_writes` (every one that
 writes), `spoil()` (somebody writes over a key), `flush()` (all data is lost).
@@ -171,7 +171,7 @@ class Server:
         return self._clock.now_s()
 
     def ttl_s(self, key: str) -> float | None:
-        """How long a key lives yet [s]; inf: for ever; None: it is not there."""
+        """How long a key lives yet [s]; inf: forever; None: it is not there."""
         if self.value(key) is None:
             return None
         return self._keys[key].ends_s - self._clock.now_s()
@@ -188,7 +188,7 @@ class Server:
         return found
 
     def set(self, key: str, value: bytes, ttl_ms: int = 0) -> None:
-        """SET; `ttl_ms` 0 = for ever."""
+        """SET; `ttl_ms` 0 = forever."""
         if isinstance(before := self.value(key), bytes) and before != value:
             self._former.setdefault(key, deque(maxlen=FORMER_MAX)).append(before)
         self._keys[key] = _Key(value, self._end(ttl_ms))

@@ -69,7 +69,7 @@ SETTINGS: Mapping[str, Any] = {
 class Controller:
     """A place where a controller runs, and starts again on the same disk.
 
-    One that stands still is replaced; when it goes on there are two for a while, and the lease decides.
+    One that stands still is replaced; when it continues there are two for a while, and the lease decides.
     """
 
     def __init__(self, system: "System") -> None:

@@ -41,7 +41,7 @@ def test_a_prometheus_says_what_its_pages_say(suffix, series):
     )
     assert joules(find(found)) == pytest.approx(sum(world.joules(n, SPAN_S) for n in (0, 1)), rel=0.04)
     assert source.asked["samples"] == sum(one.times_s.size for one in found)
-    assert not [note for note in find(found).notes if "left out" in note], "NaN of a summary is no sample"
+    assert not [note for note in find(found).notes if "left out" in note], "NaN of a summary is not a sample"
 
 
 def test_only_get_is_used_and_no_query_asks_for_more_points_than_it_may(series):
@@ -269,7 +269,7 @@ def test_pages_are_scraped_and_one_that_fails_later_is_a_gap():
 
 
 def test_a_page_that_is_none_is_refused():
-    with serving(Api(other=html)) as url, pytest.raises(InvalidInput, match="is no page of metrics"):
+    with serving(Api(other=html)) as url, pytest.raises(InvalidInput, match="is not a page of metrics"):
         scrape([url], 0.1, 0.1, open_client(), Counter(), print)
 
 

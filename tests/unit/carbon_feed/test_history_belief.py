@@ -1,4 +1,4 @@
-"""Belief is kept up interval by interval: it is always what painting everything anew would show."""
+"""Belief is kept up interval by interval: it is always what painting everything again would show."""
 
 import numpy as np
 from hypothesis import given, settings

@@ -102,7 +102,7 @@ def test_too_little_is_said_and_not_made_up(hours, why):
     revised=st.sampled_from([0.0, 40.0]),
 )
 def test_what_was_learnt_before_makes_no_difference_to_where_a_forecast_stands(late, start, revised):
-    """One issuer through gaps, late values and revisions: the same steps and 50 % lines as one that starts anew."""
+    """One issuer through gaps, late values and revisions: the same steps and 50 % lines as one that starts again."""
     history = past(start)
     kept, known = LiveForecaster(history, BLEND, horizon_s=24 * HOUR_S), start
     for ahead in late:

@@ -146,7 +146,7 @@ def test_a_second_provider_of_the_same_kind_stands_in_by_name():
     assert (decision.reading.rung, decision.reading.provider) == (Rung.SECONDARY, "other")
     assert decision.reading.fallback_reason == "grid timeout: timed out"
     mixed = FallbackLadder().decide(view(DOWN, second=replace(other, factors=Factors.DIRECT)))
-    assert mixed.reading is None, "another kind of intensity is no substitute"
+    assert mixed.reading is None, "another kind of intensity is not a substitute"
     assert [refusal.cause for _, refusal in mixed.refusals] == [Cause.TIMEOUT, Cause.WRONG_SERIES]
 
 

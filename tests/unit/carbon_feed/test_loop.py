@@ -115,7 +115,7 @@ async def test_a_failing_provider_degrades_by_a_named_rung_and_is_counted(loop, 
     assert 'rung="2",simulated="true",zone="demo"} 2.0' in text
     assert 'trefoil_carbon_rung{rung="carried",simulated="true",zone="demo"} 1.0' in text
     assert 'trefoil_carbon_rung{rung="normal",simulated="true",zone="demo"} 0.0' in text
-    assert await history(state, loop) == [200.0], "a carried value is no history"
+    assert await history(state, loop) == [200.0], "a carried value is not history"
 
 
 async def test_a_deleted_key_is_rewritten_in_the_next_round(loop, state):

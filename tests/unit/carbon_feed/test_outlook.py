@@ -139,7 +139,7 @@ async def test_at_the_start_the_past_is_asked_for_and_everything_follows_from_it
     now_s = await world.at(0)
     outlook = world.forecasts
     assert len(world.history) == 14 * 48
-    assert world.history.newest().quality == Quality.ESTIMATED, "a forecast of the past is no past"
+    assert world.history.newest().quality == Quality.ESTIMATED, "a forecast of the past is not past"
     forecast = outlook.forecast
     assert (forecast.model, forecast.issued_at_s, outlook.forecast_reason) == ("neso", now_s, "")
     assert forecast.provenance.licence == "CC BY 4.0"

@@ -105,7 +105,7 @@ def metrics():
 
 @pytest.fixture
 def make(state, provider, clock, metrics, tmp_path):
-    """Feed loops of one zone, each with a disk of its own."""
+    """Feed loops of one zone, each with a separate disk."""
     state._clock = clock
 
     def one(name="a", rules=None, **more):
@@ -132,7 +132,7 @@ async def ticks(loop, seconds=0.5):
 
 
 async def expire(state):
-    """Redis has a clock of its own."""
+    """Redis has a separate clock."""
     await state._client.delete(state.keys.lease("feed:Z"))
 
 
@@ -144,7 +144,7 @@ async def test_the_follower_asks_nobody_and_serves_what_the_holder_wrote(make, p
     holder, follower = make("a"), make("b")
     for loop in (holder, follower):
         await loop.init()
-    assert provider.sent == 0, "nobody is asked before all parts are ready"
+    assert provider.sent == 0, "no provider is called before all parts are ready"
     await ticks(holder, 2)
     await ticks(follower, 2)
     assert provider.sent == 1
@@ -197,7 +197,7 @@ async def test_the_breaker_keeps_all_questions_back(make, provider, clock):
     await ticks(loop, 60)
     assert loop.health(clock.now_s()).breaker == Breaker.OPEN
     sent = provider.sent
-    with pytest.raises(ProviderFailure, match="none but a probe"):
+    with pytest.raises(ProviderFailure, match="only a probe"):
         await loop._provider.past(NOW_S - 3600, NOW_S)
     assert provider.sent == sent
     provider.value = 210.0

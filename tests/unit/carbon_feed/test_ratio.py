@@ -79,7 +79,7 @@ def test_a_replay_has_shorter_days():
     current = replace(fast[0], starts_at_s=T0_S + 720, ends_at_s=T0_S + 730, intensity_g_per_kwh=110.0)
     found = ratio(kept(*fast), current, SAME_HOUR, speedup=360.0)
     assert (found.aci_g_per_kwh, found.samples) == (100, 3)
-    assert ratio(kept(*fast), current) is None  # 720 s are no day
+    assert ratio(kept(*fast), current) is None  # 720 s are not a day
 
 
 def test_nothing_is_compared_across_series_and_unknown_windows_are_refused():

@@ -277,7 +277,7 @@ def test_a_board_that_no_table_has_is_simulated_by_what_its_driver_says(tmp_path
     ("words", "wanted"),
     [
         ((), "give one of --prometheus URL, --scrape URL, --from-csv FILE"),
-        (("--prometheus", "http://x", "--scrape", "http://y"), "source: one source is read"),
+        (("--prometheus", "http://x", "--scrape", "http://y"), "source: give exactly one source"),
         (("--prometheus", "http://x", "--since", "soon"), "--since = 'soon': not a time"),
         (("--prometheus", "http://x", "--since", "1h", "--until", "2h"), "not before --until"),
         (("--prometheus", "http://127.0.0.1:9", "--user", "me"), "--user = 'me': no password"),
@@ -291,7 +291,7 @@ def test_a_board_that_no_table_has_is_simulated_by_what_its_driver_says(tmp_path
         (("--from-csv", "EXPORT", "--accuracy", "0.7"), "--accuracy = '': no such model"),
         (("--from-csv", "EXPORT", "--slo-latency-ms", "inf"), "--slo-latency-ms = inf: must be > 0 and <= 1e+07"),
         (("--from-csv", "EXPORT", "--variants", "net="), "--variants = '': no such model"),
-        (("--from-csv", "EXPORT", "--variants", "a=resnet50", "--variants", "b=resnet50:3"), "stands twice"),
+        (("--from-csv", "EXPORT", "--variants", "a=resnet50", "--variants", "b=resnet50:3"), "occurs twice"),
         (("--from-csv", "EXPORT", "--out", "EXPORT"), "--out = 'EXPORT/assess.json': cannot be written"),
         (("--from-csv", "EXPORT", "--accuracy", "resnet50=good"), "is not a number"),
         (("--from-csv", "EXPORT", "--carbon", "/nowhere.csv"), "/nowhere.csv"),
@@ -321,4 +321,4 @@ def test_a_family_named_as_another_model_is_refused(tmp_path):
     (tmp_path / "fleet.csv").write_text(long_csv([*series, *others]))
     done = run("--from-csv", str(tmp_path / "fleet.csv"), "--seeds", "0", "--variants", "resnet50=other")
     assert done.exit_code == 2
-    assert "--variants = 'resnet50': stands twice" in done.stderr
+    assert "--variants = 'resnet50': occurs twice" in done.stderr

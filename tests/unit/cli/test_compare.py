@@ -40,7 +40,7 @@ def test_every_policy_value_and_seed_meets_the_same_load(tmp_path):
         assert all({r["arrivals"] for r in row["runs"]} == set(case["arrivals"].values()) for row in case["rows"])
         base, co2opt = case["rows"]
         assert base["saving"] is None
-        assert (co2opt["missed"], co2opt["saving"]["pct"]) == (["floor"], None), "grams without accuracy are no saving"
+        assert (co2opt["missed"], co2opt["saving"]["pct"]) == (["floor"], None), "fewer grams alone are not a saving"
     assert found["cases"][0]["arrivals"] != found["cases"][1]["arrivals"]
     rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert [(r[rate], r["policy"]) for r in rows[:4]] == [("10", "base")] * 2 + [("10", "co2opt")] * 2
@@ -72,7 +72,7 @@ class Collects:
 
 
 def test_no_forked_process_collects_what_this_one_left(tmp_path):
-    """One that collected a channel of grpc.aio waited for ever for its thread, and `compare` with it."""
+    """One that collected a channel of grpc.aio waited forever for its thread, and `compare` with it."""
     Ends(tmp_path / "pids")
     found = run_all([Collects("a"), Collects("b")], None, jobs=2)
     assert os.getpid() not in found.values()

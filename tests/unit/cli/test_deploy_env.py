@@ -71,7 +71,7 @@ def test_a_second_host_has_no_control_plane_and_says_where_it_is() -> None:
         (Wanted("node", redis_url="rediss://:@h:6379"), HERE, r"REDIS_URL = 'rediss://\*\*\*': an empty password"),
         (Wanted("node", redis_url="rediss://:pw@h:6379"), HERE, r"REDIS_URL = 'rediss://\*\*\*': holds a password"),
         (Wanted("node", redis_url="redis://h:6379"), HERE, "TREFOIL_REDIS_URL = 'redis://h:6379': no address of"),
-        (Wanted("node"), HERE, "TREFOIL_REDIS_URL = '': missing: whom this node joins"),
+        (Wanted("node"), HERE, "TREFOIL_REDIS_URL = '': missing: the Redis of the first host"),
         (Wanted(), replace(HERE, compose="1.29.2"), "compose = '1.29.2': too old. Remedy: install Compose v2"),
         (Wanted(), replace(HERE, compose=""), "compose = '': neither"),
         (Wanted(), replace(HERE, engine_trouble="none at x. Remedy: start it"), "^none at x. Remedy: start it$"),

@@ -80,7 +80,7 @@ def add_some(names, servicer, server) -> None:
 
 
 class Server:
-    """A controller in a thread of its own."""
+    """A controller in a separate thread."""
 
     def __init__(
         self, folder: Path, tls: Tls | None = None, leader: str = "", knows: tuple[str, ...] | None = None

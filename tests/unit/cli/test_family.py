@@ -139,7 +139,7 @@ def test_variants_that_name_their_tensors_otherwise_are_refused_with_both_names_
         ("platform:", "sequence_batching { } platform:", ("sequence_batching",)),
         ("platform:", "model_transaction_policy { decoupled: true } platform:", ("decoupled",)),
         ("dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", ("x.dims = [4]", "the contract says [-1, 2, 2]")),
-        ("platform:", "nonsense {", ("is no Triton model configuration",)),
+        ("platform:", "nonsense {", ("is not a Triton model configuration",)),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_by_the_field_that_differs(theirs, tmp_path, old, new, texts):
@@ -166,9 +166,9 @@ def test_number_of_tensors_version_file_and_model_are_named(theirs):
 
 def test_what_is_no_graph_is_refused(theirs):
     (theirs / "large" / "1" / "model.onnx").write_bytes(b"\xff" * 40)
-    refused(imported(theirs), "is no ONNX model")
+    refused(imported(theirs), "is not an ONNX model")
     (theirs / "large" / "1" / "model.onnx").write_bytes(b"")
-    refused(imported(theirs), "is no ONNX model")
+    refused(imported(theirs), "is not an ONNX model")
 
 
 def test_every_accuracy_is_asked_for_by_name(theirs, tmp_path):
@@ -332,7 +332,7 @@ STATED = (
 
 @pytest.fixture
 def chats(tmp_path: Path) -> Path:
-    """A repository of two models of the vLLM backend, as its users write it; weights lie in the version of one."""
+    """A repository of two models of the vLLM backend, as its users write it; weights are in the version of one."""
     for name in ("small", "large"):
         folder = add(tmp_path / "theirs", name, *CHAT, file="model.json")
     (folder / "weights").mkdir()
@@ -373,10 +373,10 @@ def test_the_chat_template_comes_with_its_models_and_is_one_for_all(chats, tmp_p
 LLM_FAULTS = {
     "no JSON": (
         lambda v: (v / "model.json").write_text('{"model": '),
-        "model.json is no JSON: Expecting value: line 1",
+        "model.json is not JSON: Expecting value: line 1",
     ),
-    "no object": (lambda v: (v / "model.json").write_text("[1]"), "is no JSON object but list"),
-    "nested without an end": (lambda v: (v / "model.json").write_text("[" * 100_000), "model.json is no JSON"),
+    "no object": (lambda v: (v / "model.json").write_text("[1]"), "is not a JSON object but list"),
+    "nested without an end": (lambda v: (v / "model.json").write_text("[" * 100_000), "model.json is not JSON"),
     "two GPUs": (
         lambda v: (v / "model.json").write_text('{"model": "m", "tensor_parallel_size": 2}'),
         "tensor_parallel_size = 2: ",

@@ -90,8 +90,8 @@ def test_the_streams_of_an_engine_on_two_gpus_are_shared_by_them(tmp_path, addre
 @pytest.mark.parametrize(
     ("given", "texts"),
     [(("tiny",), ("ENGINE = 'tiny'", "VARIANT=ADDRESS")),
-     (("tiny=127.0.0.1:80",), ("ENGINE = '127.0.0.1:80'", "no address of an engine")),
-     (("tiny=http://h/v1", "tiny=http://h/v1"), ("stands twice",)),
+     (("tiny=127.0.0.1:80",), ("ENGINE = '127.0.0.1:80'", "not an address of an engine")),
+     (("tiny=http://h/v1", "tiny=http://h/v1"), ("occurs twice",)),
      (("tiny=http://h/v1", "other=http://h/v1"), ("no accuracy of other",))],
 )  # fmt: skip
 def test_what_is_no_engine_by_its_words_is_refused(tmp_path, given, texts):
@@ -102,7 +102,7 @@ def test_what_is_no_engine_by_its_words_is_refused(tmp_path, given, texts):
 @pytest.mark.parametrize(
     ("changed", "texts"),
     [(("--device-type", "Tesla X9"), ("unknown device type", "Tesla X9")),
-     (("--device-type", "cpu:4"), ("--device-type = 'cpu:4'", "no GPU that serves whole")),
+     (("--device-type", "cpu:4"), ("--device-type = 'cpu:4'", "not a GPU that serves whole")),
      ((*BOARD, "--streams", "4,1"), ("--streams = '4,1'",)),
      ((*BOARD, "--streams", "x"), ("--streams = 'x'",))],
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_a_backtest_prints_every_forecaster_or_those_that_are_asked_for(trace):
     assert set(found["scores"]) == {"last_max", "minute_max", "ewma", "holt_winters", "lstm"}
     assert found["scores"]["ewma"]["error_ratio"] == pytest.approx(0.0, abs=1e-9)
     own = run("backtest", trace, "--forecaster", "tests.support.seam.forecaster:Promised", "--set", "rate_per_s=60")
-    assert "100.0%" in own.output  # of what lies above
+    assert "100.0%" in own.output  # of what is above
     assert "trace mine.csv: 1,500 rows, each a count (requests) over 1 s; 19,500 requests in 1,500 s" in own.output
 
 

@@ -205,7 +205,7 @@ async def test_what_a_killed_launcher_left_is_cleaned_up(tmp_path: Path, table: 
     await assert_nothing_left(tmp_path, again)
 
 
-# Services that do not stay up, in a time of their own
+# Services that do not stay up, in a separate time
 
 
 class Child:

@@ -1,4 +1,4 @@
-"""Work that may take long says within 2 s that it goes on, on standard error; JSON stays alone."""
+"""Work that may take long says within 2 s that it continues, on standard error; JSON stays alone."""
 
 import shutil
 from pathlib import Path

@@ -26,7 +26,7 @@ from trefoil.reproduce.plots import write_csv
         ("up --mode akt", "Remedy: did you mean act?"),
         (
             "objective set --accuracy-floor 70",
-            "--accuracy-floor = 70.0: is no fraction of 1. Remedy: write 0.7 for 70 %",
+            "--accuracy-floor = 70.0: is not a fraction of 1. Remedy: write 0.7 for 70 %",
         ),
         ("objective set --min-accuracy 0.7", "--accuracy-floor"),
         ("objective set --slo-ms 70", "--slo-latency-ms"),

@@ -245,6 +245,6 @@ def test_the_dispatcher_is_named_the_key_files_of_the_agents_engines(tmp_path: P
     agent = config.load(PowerAgentSettings, written(system, tmp_path, "power_agent"))
     assert [each.key_file for each in agent.engines] == [Path("/etc/key"), None]
     for wrong in ("h:9000", "http://u:secret@h/v1"):
-        with pytest.raises(SettingError, match="no address of an engine") as caught:
+        with pytest.raises(SettingError, match="not an address of an engine") as caught:
             DispatcherSettings(engine_key_files={wrong: "/etc/key"})
         assert "secret" not in str(caught.value)

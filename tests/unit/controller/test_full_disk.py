@@ -1,4 +1,4 @@
-"""A controller whose disk is full, read-only or failing: what cannot be kept is refused whole, and all goes on again.
+"""A controller whose disk is full, read-only or failing: what cannot be kept is refused whole, and all continues again.
 
 The store on a disk that fails at every single call; the loop, its operators and its lease in virtual time on one that
 refuses; and a real small disk.

@@ -179,7 +179,7 @@ async def test_without_any_allowed_reading_the_setting_stands_in_and_says_so():
     for _ in range(2):
         view = await world.view()
         assert view.carbon.intensity_g_per_kwh == 321.0
-        assert "nothing of an allowed rung was ever read" in view.carbon.fallback_reason
+        assert "no reading of an allowed rung exists" in view.carbon.fallback_reason
         await world.say(reading(900.0, Rung.STATIC))
 
 
@@ -215,9 +215,9 @@ async def test_stale_nodes_are_shown_by_name_and_objectives_by_family():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (("stale",), "'stale' is no rung; use some of secondary, carried, profile, static, expired"),
+        (("stale",), "'stale' is not a rung; use some of secondary, carried, profile, static, expired"),
         (("normal",), "'normal' is what plans are made by"),
-        (("3",), "is no rung"),
+        (("3",), "is not a rung"),
     ],
 )
 def test_names_that_are_no_rungs_are_refused(names, words):

@@ -173,7 +173,7 @@ async def test_an_emptied_redis_and_a_stray_plan_make_nothing_late() -> None:
     for stray in (b"\xff", b"", None):
         world.server.spoil(key, stray)
         await world.play((world.clock.now_s() - BEGIN_S) / HOUR + 0.5)
-    for job in held.jobs:  # a plan from nowhere, of a far epoch, that holds everything for ever
+    for job in held.jobs:  # a plan from nowhere, of a far epoch, that holds everything forever
         never = dataclasses.replace(job, hours=(), items_left=10**9)
         forged = dataclasses.replace(held, revision=dataclasses.replace(held.revision, epoch=10**9), jobs=(never,))
         world.server.spoil(key, codec.encode(forged))

@@ -49,7 +49,7 @@ def test_a_wake_up_counts_in_the_grams_of_the_jobs_that_it_serves():
 
 
 def test_devices_are_woken_whole_in_the_slot_that_has_begun():
-    """0.2 hours do not pay for a whole device's 30 W where the next hour is 5 % dearer; 0.9 hours do."""
+    """0.2 hours do not pay for a whole device's 30 W where the next hour is 5 % more expensive; 0.9 hours do."""
     slots = [hour(0, 200, awake=0, asleep=1), hour(1, 210, awake=0, asleep=1)]
     assert hours_of(plan_jobs([job(hours=0.2, by=2)], slots, 0.0)) == {("here", 1, "asleep"): 0.2}
     plan = plan_jobs([job(hours=0.9, by=2)], slots, 0.0)

@@ -24,7 +24,7 @@ KEYS = PlanKeys("default", ["k" * 32])
 
 
 class Controller:
-    """Leadership on a disk of its own."""
+    """Leadership on a separate disk."""
 
     def __init__(self, server: Server, clock: ManualClock, folder, keys: PlanKeys = KEYS) -> None:
         self.state, self.keys = state_on(server, "default", clock), keys

@@ -1,4 +1,4 @@
-"""Who has stood by while another controller led starts anew before it takes the role: its memory is of before."""
+"""Who has stood by while another controller led starts again before it takes the role: its memory is of before."""
 
 import asyncio
 

@@ -128,7 +128,7 @@ def test_the_shipped_model_never_saw_what_it_is_tested_on():
 
 
 def own(folder: Path) -> Path:
-    """A model of one's own: a copy of a shipped one."""
+    """A separate model: a copy of a shipped one."""
     for suffix in ("onnx", "json"):
         shutil.copy(SHIPPED.with_suffix(f".{suffix}"), folder / f"mine.{suffix}")
     return folder / "mine.onnx"
@@ -162,8 +162,8 @@ def no_card(path: Path) -> None:
         (missing, r"no forecast model .*mine.onnx. Remedy: write it anew with `trefoil forecast train`"),
         (without_card, r"no forecast model .*mine.json"),
         (of_another_hash, r"model = '.*mine.onnx': is not the file that its card names"),
-        (no_model, r"model = '.*mine.onnx': is no model of 600 s"),
-        (no_card, r"card = '.*mine.json': is no JSON"),
+        (no_model, r"model = '.*mine.onnx': is not a model of 600 s"),
+        (no_card, r"card = '.*mine.json': is not JSON"),
     ],
 )
 def test_a_model_that_cannot_be_used_leaves_the_forecast_to_last_max_with_the_reason(tmp_path, spoil, says):

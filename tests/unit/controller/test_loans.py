@@ -1,4 +1,4 @@
-"""A device that is lent for a measurement: its plan is none to go back to, and its joules are no family's."""
+"""A device that is lent for a measurement: its plan is none to go back to, and its joules belong to no family."""
 
 from collections.abc import Callable
 from typing import Any

@@ -421,7 +421,7 @@ async def test_a_connection_that_asks_nothing_goes(tmp_path: Path, monkeypatch: 
     [
         (b"G", b""),
         (b"GET / HTTP/1.1\r\nHost: local", b""),
-        (b"GET / HTTP/1.1\r\nHost: local", b"x"),  # a drop at a time is no request either
+        (b"GET / HTTP/1.1\r\nHost: local", b"x"),  # a drop at a time is not a request either
         (b"GET /nix HTTP/1.1\r\nHost: localhost\r\n\r\nG", b""),
     ],
 )

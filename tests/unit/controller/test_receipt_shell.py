@@ -135,7 +135,7 @@ async def test_time_that_was_not_metered_is_counted_by_node_from_0_on(world):
     assert world.metric("trefoil_energy_unknown_seconds_total", "n") == 0
     await world.clock.advance(9.0)
     await world.second(0.6)
-    await world.second(0.6)  # a gap is believed once its stream goes on
+    await world.second(0.6)  # a gap is believed once its stream continues
     assert world.metric("trefoil_energy_unknown_seconds_total", "n") == pytest.approx(9.0)
 
 

@@ -89,7 +89,7 @@ def test_a_refusal_stands_until_the_device_is_reported_otherwise_or_its_time_is_
     assert places_refused(around, known.reasons) == {ONE.name: "its place is held"}
     known.note((SliceKey("node0/gpu1"),), "no clocks", 2.0)
     around = known.around(seen, 3.0)
-    assert around.device(GPU).foreign == (ONE,), "a second refusal is no news of the first device"
+    assert around.device(GPU).foreign == (ONE,), "a second refusal is not news of the first device"
     assert (around.device("node0/gpu1").closed, around.device("node0/gpu1").usable) == ("no clocks", False)
     busy = with_devices(seen, power_w=100.0, clock_mhz=900)
     assert known.around(busy, 4.0).device(GPU).foreign == (ONE,), "what it draws is no reason"

@@ -43,7 +43,7 @@ def test_each_class_is_judged_by_its_own_slo_and_the_family_by_all_of_them():
 
 
 def test_what_waited_for_a_place_is_told_from_what_only_had_its_length_predicted():
-    """A predictor takes up to 50 ms, which are no queue."""
+    """A predictor takes up to 50 ms, which are not a queue."""
     book = LoadCounters("d", 0, 0.0, 16)
     for queue_ms in (0.1, 20.0, 49.0, 400.0):
         book.answered("digits", "l", KEYS[0], "", 1, queue_ms + 10.0, queue_ms, 100.0, 1.0)

@@ -1,4 +1,4 @@
-"""A board of one's own, as docs/device-types.md shows it: simulated as a fleet, and reported by a simulated driver."""
+"""Your own board, as docs/device-types.md shows it: simulated as a fleet, and reported by a simulated driver."""
 
 import re
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_simulated_driver_reports_an_own_board(own):
         ("max_w = 72.0\n", "", (f"{NAME}.max_w", "Field required")),
         ("slices.whole", 'slices."1g.5gb"', ("a whole_gpu has one slice",)),
         (NAME, "Tesla T4", ("Tesla T4", "is a device type already", "a name of its own")),
-        (NAME, "E1/24GB", ("E1/24GB", "is no name of a device type")),
+        (NAME, "E1/24GB", ("E1/24GB", "is not a name of a device type")),
         ("[8, 9]", "[8, 9", ("is not valid TOML",)),
     ],
 )

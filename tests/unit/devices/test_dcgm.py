@@ -112,7 +112,7 @@ def test_slices_get_their_activity_once_dcgm_can_have_seen_them(exporter, invent
     exporter.text = page(inventory.uuid(GPU), [("2g.10gb", made.gi_id, 0.3)])
     dcgm.fetch()
     assert dcgm.activity(GPU, {made.key: 1}) == {made.key: pytest.approx(0.6)}
-    assert dcgm.activity(GPU, {made.key: 2}) == {}  # created anew
+    assert dcgm.activity(GPU, {made.key: 2}) == {}  # created again
 
 
 def test_a_page_that_stands_still_is_stale_and_says_how_to_mend_it(exporter, inventory, clock):

@@ -28,7 +28,7 @@ def test_a_driver_is_known_by_its_module_and_not_by_a_device_node() -> None:
 def test_a_load_keeps_its_identity_in_another_container_and_at_another_time(tmp_path: Path) -> None:
     module = load_module(tmp_path)
     loaded = driver_load_id(module)
-    os.utime(module, ns=(1, 1))  # sysfs makes an inode's times up when it is looked at, in each mount anew
+    os.utime(module, ns=(1, 1))  # sysfs makes an inode's times up when it is looked at, in each mount again
     module.chmod(0o700)
     (tmp_path / "container").symlink_to(tmp_path)
     assert driver_load_id(tmp_path / "container" / "nvidia") == loaded
@@ -48,7 +48,7 @@ def test_agents_in_two_containers_shut_each_other_out_by_the_library_that_both_h
     hosts.touch()
     locks, libraries = [], []
     for container in ("one", "two"):
-        module = load_module(tmp_path / container)  # namespaces of the network have inodes of their own
+        module = load_module(tmp_path / container)  # namespaces of the network have separate inodes
         libraries.append(tmp_path / container / hosts.name)
         os.link(hosts, libraries[-1])  # as a bind mount: another path, the same file
         locks.append(DriverLock(module))

@@ -96,7 +96,7 @@ def test_a_gpu_keeps_its_name_when_a_driver_without_its_neighbour_counts_anew():
 
 
 def without(driver, *gone):
-    """The driver counts anew, without these GPUs."""
+    """The driver counts again, without these GPUs."""
     driver.gpus = tuple(gpu for gpu in driver.gpus if gpu not in gone)
     for index, gpu in enumerate(driver.gpus):
         driver._by_uuid[gpu.uuid], gpu.index = gpu, index

@@ -118,7 +118,7 @@ def test_instances_of_families_on_one_slice_book_what_each_computed(tmp_path, mo
     pace = PaceFile(tmp_path / "slice.pace", seed=77, entries_max=2)
     pace.write_table(1410, [PaceEntry("f", 1, 1, 2.0, 0.1), PaceEntry("g", 1, 1, 3.0, 0.1)])
     running = [model.Pace(str(pace.path), *who) for who in (("f", 1, "f_0_0"), ("g", 1, "g_0_0"), ("f", 1, "f_0_1"))]
-    again = model.Pace(str(pace.path), "g", 1, "g_0_0")  # its stub was killed and started anew
+    again = model.Pace(str(pace.path), "g", 1, "g_0_0")  # its stub was killed and started again
     for items, slice_ in enumerate((*running, again), 1):
         slice_.start(items)
         slice_.finish(items)

@@ -135,7 +135,7 @@ def test_a_file_is_its_tenants_alone(files):
     mine, other = upload(files), upload(files, tenant="u")
     assert files.all("t") == [mine]
     for call in (files.get, files.remove):
-        with pytest.raises(NotFound, match="is no file of yours"):
+        with pytest.raises(NotFound, match="is not a file of yours"):
             call(other.id, "t")
     for name in ("..", ".new-x", "", "a/b", mine.id + "x"):
         with pytest.raises(NotFound):
@@ -185,5 +185,5 @@ def test_a_batch_that_is_refused_has_ended(tmp_path):
     assert owned.ledger.ended == "CANCELLED"
     assert folder.batch(job.id, "t") == ({"errors": ["x"]}, None)
     for name, tenant in ((job.id, "u"), ("batch_2", "t"), ("../x", "t")):
-        with pytest.raises(NotFound, match="is no batch of yours"):
+        with pytest.raises(NotFound, match="is not a batch of yours"):
             folder.batch(name, tenant)

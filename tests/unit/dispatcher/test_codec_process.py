@@ -123,7 +123,7 @@ async def test_no_line_grows_without_end():
 
 async def test_an_error_does_not_bring_a_large_value_back(beside):
     body = json.dumps({"model": [[] for _ in range(1000)]}).encode()
-    with pytest.raises(InvalidInput, match=r"model = \[\[\], \[\].*is no text") as caught:
+    with pytest.raises(InvalidInput, match=r"model = \[\[\], \[\].*is not text") as caught:
         await beside.asked(body, {}, COMPLETIONS)
     assert caught.value.value is None
 

@@ -105,7 +105,7 @@ async def test_a_slice_that_does_not_tell_is_told_of_and_asked_again(local):
 
 
 class Junk:
-    """Connection whose slice answers with bytes that are no message."""
+    """Connection whose slice answers with bytes that are not a message."""
 
     cut_reason = ""
 
@@ -121,7 +121,7 @@ async def test_an_answer_that_is_no_message_is_an_internal_error_and_gives_its_c
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
     request.raw_input_contents.append(bytes(64))
     for _ in range(3):
-        with pytest.raises(StatusError, match="no inference response") as refused:
+        with pytest.raises(StatusError, match="not an inference response") as refused:
             async with asyncio.timeout(1.0):
                 await inference.answer(request.SerializeToString(), Caller())
         assert refused.value.code is grpc.StatusCode.INTERNAL

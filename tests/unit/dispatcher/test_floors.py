@@ -52,7 +52,7 @@ def test_a_floor_waits_for_its_slice_while_others_are_served(name):
     exact = router.on_arrival(ticket(1, floor=0.99), 0.0)
     assert exact.variant == L
     assert router.on_arrival(ticket(2, floor=0.99), 0.0) is None
-    if name != "weighted":  # its classes have lines of their own, and the next turn may be that of the other
+    if name != "weighted":  # its classes have separate lines, and the next turn may be that of the other
         assert router.on_arrival(ticket(3), 0.0).variant == XS, "nobody who waits could have had that slice"
     assert router.on_credit(key(0), 0.0) is None, "not for this one"
     router.on_done(ticket(1), exact, OK, 0.0)

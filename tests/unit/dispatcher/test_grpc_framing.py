@@ -267,10 +267,10 @@ def test_an_answer_of_http_alone_has_a_status(status, code):
         ({b"grpc-status": b"5", b"grpc-message": b"no %E2%9C%93"}, ("NOT_FOUND", "no ✓")),
         ({b"grpc-status": b"16", b":status": b"502"}, ("UNAUTHENTICATED", "")),
         ({}, ("UNKNOWN", "the answer ended without a grpc-status")),
-        ({b"grpc-status": b"17"}, ("UNKNOWN", "grpc-status is '17', which is no status")),
-        ({b"grpc-status": b"-1"}, ("UNKNOWN", "grpc-status is '-1', which is no status")),
-        ({b"grpc-status": b""}, ("UNKNOWN", "grpc-status is '', which is no status")),
-        ({b"grpc-status": b"9" * 5000}, ("UNKNOWN", f"grpc-status is '{'9' * 32}', which is no status")),
+        ({b"grpc-status": b"17"}, ("UNKNOWN", "grpc-status is '17', which is not a status")),
+        ({b"grpc-status": b"-1"}, ("UNKNOWN", "grpc-status is '-1', which is not a status")),
+        ({b"grpc-status": b""}, ("UNKNOWN", "grpc-status is '', which is not a status")),
+        ({b"grpc-status": b"9" * 5000}, ("UNKNOWN", f"grpc-status is '{'9' * 32}', which is not a status")),
     ],
 )
 def test_trailers_have_a_status_whatever_they_say(told, status):

@@ -141,7 +141,7 @@ GARBAGE = {
     "data on no stream": PREFACE + frame(SETTINGS, 0, 0) + frame(DATA, 0, 0, b"x"),
     "a frame too large": PREFACE + frame(SETTINGS, 0, 0) + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
     "a window beyond its bound": PREFACE + frame(SETTINGS, 0, 0) + frame(8, 0, 0, b"\x7f\xff\xff\xff") * 2,
-    "headers that are no HPACK": PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 5, 1, b"\xff" * 50),
+    "headers that are not HPACK": PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 5, 1, b"\xff" * 50),
     "an even stream": PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 5, 2, b"\x82"),
     "a continuation of nothing": PREFACE + frame(SETTINGS, 0, 0) + frame(CONTINUATION, 4, 1, b"\x82"),
 }

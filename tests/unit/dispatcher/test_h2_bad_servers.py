@@ -101,7 +101,7 @@ BAD_ANSWERS = {
     "HTML": (respond([(b":status", b"200"), (b"content-type", b"text/html")], b"<p>"), "UNKNOWN", "none of gRPC"),
     "no grpc-status": (respond(data=GOOD), "UNKNOWN", "without a grpc-status"),
     "trailers without a grpc-status": (respond(data=GOOD, trailers=[(b"x", b"y")]), "UNKNOWN", "without a grpc-status"),
-    "a grpc-status that is none": (respond(data=GOOD, trailers=[(b"grpc-status", b"x")]), "UNKNOWN", "is no status"),
+    "a grpc-status that is none": (respond(data=GOOD, trailers=[(b"grpc-status", b"x")]), "UNKNOWN", "is not a status"),
     "half a message": (respond(data=GOOD[:7], trailers=FINE), "INTERNAL", "ended within a message"),
     "half a prefix": (respond(data=GOOD[:2], trailers=FINE), "INTERNAL", "ended within a message"),
     "two messages": (respond(data=GOOD * 2, trailers=FINE), "INTERNAL", "2 messages answer a unary call"),

@@ -123,7 +123,7 @@ def test_texts_and_optional_inputs():
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"\xff\xff", r"item = '2 bytes': is no request. Remedy: send a KServe v2 ModelInferRequest"),
+        (b"\xff\xff", r"item = '2 bytes': is not a request. Remedy: send a KServe v2 ModelInferRequest"),
         (b"", r"inputs = \[\]: digits takes other inputs. Remedy: give IMAGE"),
         (request(model_name="letters"), r"model_name = 'letters': is another family's. Remedy: leave it out"),
         (request(name="PICTURE"), r"inputs = \['PICTURE'\]: digits takes other inputs. Remedy: give IMAGE"),

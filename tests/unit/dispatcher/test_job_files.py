@@ -286,7 +286,7 @@ def test_unknown_jobs_and_strange_names(tmp_path):
     folder = folder_of(tmp_path)
     submit(folder)
     for name in ("b", "", "../a", ".lock", "a/b", "a\0", "a" * 300):
-        with pytest.raises(NotFound, match=r"id = .*: is no job. Remedy: .*a"):
+        with pytest.raises(NotFound, match=r"id = .*: is not a job. Remedy: .*a"):
             folder.stored(name)
     folder.cancel("a", "first")
     folder.cancel("a", "second")

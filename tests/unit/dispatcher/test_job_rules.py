@@ -25,11 +25,11 @@ JOB = Job("a", "digits", 4600.0, "blue", zones=("DE",))
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"id": "../a"}, InvalidInput, "id = '../a': is no name of a job. Remedy: at most 63 letters"),
+        ({"id": "../a"}, InvalidInput, "id = '../a': is not a name of a job. Remedy: at most 63 letters"),
         ({"family": "digit"}, NotFound, "family = 'digit': is not served. Remedy: did you mean digits"),
         ({"complete_by_s": 995.0}, InvalidInput, "complete_by = 995.0: passed 5 s ago. Remedy: give a time ahead"),
         ({"complete_by_s": 1e12}, InvalidInput, "complete_by = .*: is too far ahead. Remedy: at most 366 days"),
-        ({"min_accuracy": 1.5}, InvalidInput, "min_accuracy = 1.5: is no accuracy. Remedy: a number in 0..1"),
+        ({"min_accuracy": 1.5}, InvalidInput, "min_accuracy = 1.5: is not an accuracy. Remedy: send 0..1"),
         ({"min_accuracy": 0.98}, InvalidInput, "min_accuracy = 0.98: no variant reaches it. Remedy: at most 0.97"),
         ({"grams_max": -1.0}, InvalidInput, "grams_max = -1.0: is negative"),
         (
@@ -38,7 +38,7 @@ JOB = Job("a", "digits", 4600.0, "blue", zones=("DE",))
             "zones = 'FR': is the zone of no node here and of no peer. Remedy: .*DE, GB, or leave it out",
         ),
         ({"zones": tuple(map(str, range(33)))}, InvalidInput, "zones = 33: too many zones. Remedy: at most 32"),
-        ({"tenant": ""}, NotFound, "tenant = '': is no tenant. Remedy: use one of: blue, red"),
+        ({"tenant": ""}, NotFound, "tenant = '': is not a tenant. Remedy: use one of: blue, red"),
     ],
 )
 def test_what_a_job_cannot_be(change, error, says):

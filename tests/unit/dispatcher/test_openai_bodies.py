@@ -92,10 +92,10 @@ def test_a_header_that_is_no_number_is_refused_by_name(name, value):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": ""}, "model = '': is no text"),
+        ({"model": ""}, "model = '': is not text"),
         ({"model": None}, "model = 'missing'"),
         ({"messages": None}, r"messages = \[\]: has no message"),
-        ({"messages": [7]}, r"messages\[0\] = 7: is no object"),
+        ({"messages": [7]}, r"messages\[0\] = 7: is not an object"),
         ({"messages": [{"content": "x"}]}, r"messages\[0\].role = 'missing'"),
         ({"messages": [{"role": []}]}, r"messages\[0\].role"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content = 'missing'"),
@@ -111,7 +111,7 @@ def test_a_header_that_is_no_number_is_refused_by_name(name, value):
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"stop": {"a": 1}}, "stop"),
-        ({"stream": "yes"}, "stream = 'yes': is no boolean"),
+        ({"stream": "yes"}, "stream = 'yes': is not a boolean"),
         ({"stream_options": {"include_usage": True}}, "needs stream = true"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
         ({"n": 2}, "n = 2: no family here has that. Remedy: leave it out, or send 1"),
@@ -123,7 +123,7 @@ def test_a_header_that_is_no_number_is_refused_by_name(name, value):
         ({"max_token": 5}, "did you mean max_tokens"),
         ({"messages": CHAT["messages"] * 1025}, "messages = 1025: are too many. Remedy: send at most 1024"),
         ({f"trefoil_{n}": 1 for n in range(300)}, "a body has 302 keys. Remedy: send at most 256"),
-        ({"k" * 10_000: 1}, "^k{200}: is no parameter"),
+        ({"k" * 10_000: 1}, "^k{200}: is not a parameter"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(change, words):
@@ -200,20 +200,20 @@ def test_texts_to_embed_are_read():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"input": []}, r"input = \[\]: is no text"),
-        ({"input": None}, "input = 'missing': is no text"),
+        ({"input": []}, r"input = \[\]: is not text"),
+        ({"input": None}, "input = 'missing': is not text"),
         ({"input": ""}, "none of them empty"),
         ({"input": ["a", ""]}, "none of them empty"),
         ({"input": [1, 2, 3]}, "token ids are not taken"),
         ({"input": [[1, 2], [3]]}, "token ids are not taken"),
-        ({"input": {"text": "a"}}, "is no text"),
+        ({"input": {"text": "a"}}, "is not text"),
         ({"input": ["a"] * 2049}, "input = 2049: are too many texts. Remedy: send at most 2048"),
-        ({"encoding_format": "int8"}, "encoding_format = 'int8': is no form of a vector"),
+        ({"encoding_format": "int8"}, "encoding_format = 'int8': is not a known encoding"),
         ({"encoding_format": ["float"]}, "encoding_format"),
         ({"dimensions": 0}, "dimensions = 0"),
         ({"dimensions": True}, "dimensions = True"),
-        ({"stream": True}, "stream: is no parameter of this API here"),
-        ({"model": 5}, "model = 5: is no text"),
+        ({"stream": True}, "stream: is not a parameter of this API here"),
+        ({"model": 5}, "model = 5: is not text"),
     ],
 )  # fmt: skip
 def test_texts_that_cannot_be_embedded_are_named(change, words):

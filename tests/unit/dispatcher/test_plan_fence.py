@@ -128,7 +128,7 @@ async def test_while_it_stands_there_it_is_refused_by_name_in_ack_status_and_met
     await world.sync._refresh()
     world.sync._update_rungs()
     assert world.obeyed == Revision(1, 5)
-    why = "not signed" if world.sync.plan_keys else "nobody leads under its epoch, controllers lead under 1"
+    why = "not signed" if world.sync.plan_keys else "no controller leads under its epoch, controllers lead under 1"
     assert why in world.refused
     assert why in world.running.local.status_line
     assert not world.running.local.not_ready(), "it serves, and says so to load balancers"

@@ -1,4 +1,4 @@
-"""Each thing that can be away has a rung of its own, and none hides another."""
+"""Each thing that can be away has a separate rung, and none hides another."""
 
 import itertools
 
@@ -13,7 +13,7 @@ AWAY = {
     "controller": {"controller": ""},
     "agent": {"stale_nodes": {"node0": 7.0}},
     "lengths": {"lengths_instead": "the predictor of lengths does not answer: first come, first served"},
-    "plan": {"plan_refused": "plan in Redis = '9.1.0': nobody leads under its epoch"},
+    "plan": {"plan_refused": "plan in Redis = '9.1.0': no controller leads under its epoch"},
     "feed": {"stale_receipts": ("the carbon reading is old and carried on",)},
 }
 

@@ -168,7 +168,9 @@ def test_an_open_front_asks_for_no_token_though_the_admin_port_does(tmp_path):
     assert AccessControl(settings, ManualClock()).open
     with pytest.raises(SettingError, match="needs TLS and a token"):
         check_listener(settings.front(), "0.0.0.0:8001")
-    with pytest.raises(SettingError, match=r"front_open = True: tenants_file says who may ask\. Remedy: drop one"):
+    with pytest.raises(
+        SettingError, match=r"front_open = True: tenants_file already names the callers\. Remedy: drop one"
+    ):
         DispatcherSettings(state_dir=tmp_path, tenants_file=tmp_path / "tenants.toml", front_open=True)
 
 

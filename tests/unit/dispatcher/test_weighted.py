@@ -199,7 +199,7 @@ def test_rounded_weights_are_one_class_and_a_slice_without_weight_helps():
 
 @pytest.mark.parametrize("every", [1, 5])
 def test_small_shares_of_one_kind_are_served_although_their_weights_change_all_the_time(every):
-    """Classes are known again by their slices: a weight that moves is no new class that has waited for nothing."""
+    """Classes are known again by their slices: a weight that moves is not a new class that has waited for nothing."""
     router = Weighted("digits", FifoQueue("digits"))
     got: Counter = Counter()
     for n in range(2000):

@@ -70,7 +70,7 @@ def test_baselines_never_follow_carbon(planner):
 
 @dataclass(frozen=True)
 class Silent:
-    """A planner of one's own that forgets to return."""
+    """A separate planner that forgets to return."""
 
     def plan(self, view, rng):
         """Answer nothing."""

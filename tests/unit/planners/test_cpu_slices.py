@@ -56,7 +56,7 @@ def as_quotas(row):
         (rows(lambda r: r.variant != "resnet50" or r.slice_type == "cpu:4"), {},
          ("profile of resnet50", "one size gives no line", "two sizes")),
         (rows(change=as_slow_as(lambda n: 100 * n * n)), {},
-         ("profile of resnet18", "carries no more on more cores", "requests/s a core", "again")),
+         ("profile of resnet18", "its capacity does not grow with cores", "requests/s a core", "again")),
         (Catalog(PUBLISHED.families, ()), {}, ("fleet", "no CPUs to cut", "profile")),
         (PUBLISHED, {"core_step": 0.5}, ("no CPU profile", "quota:", "core_step")),
         (PUBLISHED, {"budget_cores": 1.0, "cores_min": 2.0}, ("budget_cores", "1.0", "at least 2 cores")),

@@ -100,7 +100,9 @@ def test_what_a_request_meets_on_its_way_is_taken_off_its_first_token_alone(sett
     near, far = rate(0.0, ttft_ms=12.0), rate(8.0, ttft_ms=20.0)
     assert 0.0 < near == pytest.approx(far)
     assert rate(8.0, ttft_ms=12.0) < 0.9 * near
-    assert rate(8.0, ttft_ms=8.0) == rate(9.0, ttft_ms=8.0) == 0.0, "nothing is left: that is no objective of 0, none"
+    assert rate(8.0, ttft_ms=8.0) == rate(9.0, ttft_ms=8.0) == 0.0, (
+        "nothing is left: that is not an objective of 0, none"
+    )
     assert 0.0 < rate(8.0, tpot_ms=12.0) == pytest.approx(rate(0.0, tpot_ms=12.0))
 
 

@@ -224,7 +224,7 @@ async def test_a_limit_that_an_operator_sets_is_published_and_put_back(bench):
     assert bench.node.status().devices[0].power_limit_w == 150.0
     bench.gpus.limit_w = 200.0  # somebody else's, while ours is in force
     await bench.pass_s(8)
-    assert bench.node.status().devices[0].drift == ("power limit 150 W is not in force: somebody else set 200 W",)
+    assert bench.node.status().devices[0].drift == ("power limit 150 W is not in force: another process set 200 W",)
     await bench.end()
     assert bench.gpus.limit_w == 300.0
 
@@ -269,7 +269,7 @@ async def test_a_successor_sets_again_what_the_plan_still_asks_for(bench, hand):
     await bench.kill()
     await bench.start(hand.plan(middle))
     await bench.pass_s(0.1)
-    assert names(bench) == ["set", "set"]  # what is locked cannot be read: it is set anew
+    assert names(bench) == ["set", "set"]  # what is locked cannot be read: it is set again
     assert hand.in_force(bench.gpus) == middle
     await bench.end()
     assert hand.in_force(bench.gpus) is None
@@ -377,7 +377,7 @@ async def test_a_power_cap_and_a_foreign_hand_are_reported_and_not_fought(bench)
     bench.gpus.reading = 1410
     await bench.pass_s(6)
     (text,) = bench.node.status().devices[0].drift
-    assert "is exceeded: somebody else" in text
+    assert "is exceeded: another process" in text
     assert names(bench) == ["set"]
     bench.take(clock_plan())
     await bench.pass_s(2)

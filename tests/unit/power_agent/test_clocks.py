@@ -107,10 +107,10 @@ def test_a_plan_that_names_one_end_leaves_the_other_free(ends, gives):
 @pytest.mark.parametrize(
     ("view", "verb", "why"),
     [
-        (lambda _: {}, LeverVerb.NOTHING, "as it ought to be"),
+        (lambda _: {}, LeverVerb.NOTHING, "as wanted"),
         (lambda on: {"planned": on.slow}, LeverVerb.SET, "planned"),
         (lambda on: {"planned": on.slow, "lease": on.lease(on.fast)}, LeverVerb.SET, "lease of governor, epoch 3"),
-        (lambda on: {"planned": on.slow, "held": LeverState(on.slow)}, LeverVerb.NOTHING, "as it ought to be"),
+        (lambda on: {"planned": on.slow, "held": LeverState(on.slow)}, LeverVerb.NOTHING, "as wanted"),
         (lambda on: {"planned": on.slow, "held": LeverState(on.slow, certain=False)}, LeverVerb.SET, "planned"),
         (lambda on: {"held": LeverState(on.slow)}, LeverVerb.RESET, "no lease and no plan asks for a"),
         (lambda _: {"held": LeverState(None, certain=False)}, LeverVerb.RESET, "no lease and no plan"),
@@ -207,7 +207,7 @@ def test_what_the_driver_refuses_is_tried_three_times_then_slowly_and_reported(o
             LeverReading(300, ("hardware_thermal", "software_thermal")),
             "not honoured: hardware_thermal, software_thermal",
         ),
-        (LeverReading(1410), "210-600 MHz is exceeded: somebody else reset or locked the clocks"),
+        (LeverReading(1410), "210-600 MHz is exceeded: another process reset or locked the clocks"),
         (LeverReading(0), ""),
     ],
 )
@@ -246,7 +246,7 @@ def test_foreign_settings_are_reported():
     ("clock_mhz", "more", "foreign"),
     [
         (1095, (), False),  # where the board's own application clocks hold it
-        (900, ("software_power_cap",), False),  # and lower, for a reason of its own
+        (900, ("software_power_cap",), False),  # and lower, for a separate reason
         (600, (), True),
         (1410, (), True),  # application clocks, or a lock, above the default
     ],
@@ -379,6 +379,6 @@ def test_a_lease_names_clocks_a_limit_or_both(message, range_, limit):
 
 def test_only_the_holder_may_release():
     check_lease_epoch(GPU, "governor", 3, lease(), 1, 5.0)
-    check_lease_epoch(GPU, "anybody", 3, None, 3, 5.0)  # nothing to release is no error
+    check_lease_epoch(GPU, "anybody", 3, None, 3, 5.0)  # nothing to release is not an error
     with pytest.raises(Fenced, match="held by governor"):
         check_lease_epoch(GPU, "other", 3, lease(), 1, 5.0)

@@ -129,7 +129,7 @@ def test_by_a_device_request_a_device_is_named_by_its_own_uuid(engine, launch):
 
 
 def cdi(engine: FakeEngine, folder: Path, refresh: str) -> PowerAgentSettings:
-    """Options of an engine whose CDI specifications lie in that folder: one, from before a repartition."""
+    """Options of an engine whose CDI specifications are in that folder: one, from before a repartition."""
     engine.info = {"ServerVersion": "28.3.0", "Runtimes": {}, "CDISpecDirs": [str(folder), "/nowhere"]}
     folder.mkdir()
     (folder / "nvidia.yaml").write_text("kind: nvidia.com/gpu\ndevices:\n- name: MIG-of-before\n")
@@ -219,7 +219,7 @@ def test_what_model_code_reaches_is_looked_at_from_a_container_and_said_with_the
     engine.looks_ended = 127
     runtime.start("b.g1", replace(launch, ports={}), Path("/nowhere/log"))
     assert (
-        "nobody can tell what model code reaches: what looks around in a container ended with 127"
+        "it is unknown what model code reaches: the isolation probe in a container ended with 127"
         in (runtime.missing(gpus=False)["isolate"])
     )
     engine.looks_ended = 0

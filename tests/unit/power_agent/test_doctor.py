@@ -1,4 +1,4 @@
-"""What the doctor says of a machine: what works, what does not, and the command that mends it. It changes nothing."""
+"""What the doctor says of a machine: what works, what does not, and the command that fixes it. It changes nothing."""
 
 import json
 import socket

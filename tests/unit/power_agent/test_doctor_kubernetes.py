@@ -106,10 +106,10 @@ def test_without_the_api_sockets_that_answer_and_processes_tell(root):
 
 def test_where_nothing_can_be_seen_that_is_said_with_the_command_that_shows_it(root, monkeypatch):
     def away():
-        raise Unavailable("no API server answers", remedy="mend the network")
+        raise Unavailable("no API server answers", remedy="fix the network")
 
     found = by_subject(check_rivals(NODE, away, root))
-    assert (found["Kubernetes"].verdict, found["Kubernetes"].remedy) == (Verdict.UNKNOWN, "mend the network")
+    assert (found["Kubernetes"].verdict, found["Kubernetes"].remedy) == (Verdict.UNKNOWN, "fix the network")
     assert {one.verdict for one in found.values()} == {Verdict.UNKNOWN}
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")  # a pod without rights, that has not the node's folders
     assert {one.verdict for one in check_rivals(NODE, None, root)} == {Verdict.UNKNOWN}

@@ -128,8 +128,8 @@ async def test_a_slice_may_be_made(models: Path) -> None:
         ({"Mounts": [{"Type": "bind", "Source": "/etc", "ReadOnly": True}]}, "/etc is not below"),
         ({"Mounts": [{"Type": "bind", "Source": "{models}/../..", "ReadOnly": True}]}, "is not below"),
         ({"Mounts": [{"Type": "bind", "Source": "{models}/out", "ReadOnly": True}]}, "/etc is not below"),
-        ({"Mounts": [{"Type": "bind", "Source": "{models}", "ReadOnly": False}]}, "no read-only bind mount"),
-        ({"Mounts": [{"Type": "volume", "Source": "{models}", "ReadOnly": True}]}, "no read-only bind mount"),
+        ({"Mounts": [{"Type": "bind", "Source": "{models}", "ReadOnly": False}]}, "not a read-only bind mount"),
+        ({"Mounts": [{"Type": "volume", "Source": "{models}", "ReadOnly": True}]}, "not a read-only bind mount"),
     ],
 )
 async def test_a_container_that_reaches_more_is_refused(models: Path, changes: dict[str, Any], why: str) -> None:

@@ -1,4 +1,5 @@
-"""An agent whose disk is full, read-only or failing: nothing new is begun, no joule is lost, all goes on by itself."""
+"""An agent whose disk is full, read-only or failing: nothing new is begun, no joule is lost, all continues by
+itself."""
 
 import itertools
 from dataclasses import replace

@@ -166,7 +166,7 @@ def test_a_family_with_an_objective_of_tpot_is_governed_by_it_and_another_by_lat
     seen.aim([replace(timed, tpot_ms=0.0, tpot_quantile=0.0)], classes)
     assert (seen.slo_ms["digits"], seen.slo_quantile["digits"]) == (900.0, 0.95)
     left = {one.family for one in seen.stages(replace(planned(), slices=SERVING), A100, SINCE_10, 10.0) if one.samples}
-    assert left == {"words"}, "times from token to token are no latencies"
+    assert left == {"words"}, "times from token to token are not latencies"
 
 
 def governed(at_s: float, one: DeviceGovernor, plan: PlannedDevice, honoured: bool = True) -> int:

@@ -377,7 +377,7 @@ def test_outside_of_a_pod_that_is_said(settings, cluster, tmp_path, monkeypatch)
     with pytest.raises(SettingError, match=r"cannot be read.*Remedy: set automountServiceAccountToken"):
         ApiServer(cluster.url, tmp_path / "none").call("looking", "GET", PODS)
     cluster.close()
-    with pytest.raises(Unavailable, match=r"no Kubernetes API server answers at http://127.*what runs goes on"):
+    with pytest.raises(Unavailable, match=r"no Kubernetes API server answers at http://127.*running slices continue"):
         ApiServer(cluster.url, cluster.account).call("looking", "GET", PODS)
 
 

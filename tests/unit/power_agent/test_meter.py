@@ -293,7 +293,8 @@ def test_a_successor_on_another_calendar_meters_the_time_that_has_passed(step_s)
     assert (second.starts_at_s, second.ends_at_s, second.counter_j) == (first.ends_at_s, 1e9 + 4 + step_s, 100.0)
 
 
-# --- the log is lost: the meter goes on from the last sample that was published ---------------------------------------
+# --- the log is lost: the meter continues from the last sample that was published
+# ---------------------------------------
 
 LAST = EnergySample(
     node="n", device="n/gpu0", seq=1_000, starts_at_s=999.0, ends_at_s=1000.0, counter_j=90.0, idle_j=60.0,

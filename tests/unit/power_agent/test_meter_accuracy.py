@@ -27,7 +27,7 @@ LAYOUTS = {
 
 
 def metered(name: str, seed: int, sensor: str, **more) -> MeteredDevice:
-    """One minute of a device whose slices get another load each few seconds; one is made anew half way."""
+    """One minute of a device whose slices get another load each few seconds; one is made again half way."""
     chance = np.random.default_rng(seed)
     device = MeteredDevice(DEVICE_TYPES[name], chance, sensor=sensor, **more)
     for slice_type, start, size in LAYOUTS[name]:
@@ -74,7 +74,7 @@ def test_joules_of_each_slice_are_those_of_the_drivers_books(name, sensor):
         methods = {sample.attribution for sample in device.samples} - {AttributionMethod.SOLE}
         if len(LAYOUTS[name]) > 1:
             expected = {"": "TRITON_COMPUTE", "gpm": "GPM", "dcgm": "DCGM"}[sensor]
-            # The interval in which a slice was made anew has no sensor value for the old one.
+            # The interval in which a slice was made again has no sensor value for the old one.
             assert {m.name for m in methods} in ({expected}, {expected, "TRITON_COMPUTE"})
         assert {sample.method for sample in device.samples} == {device.method}
     print(f"{name} by {sensor or 'triton'}: worst error of a slice {worst:.2%} (bound {SLICE_ERROR_MAX:.0%})")

@@ -85,7 +85,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(metering, "READ_TIMEOUT_S", 60.0)  # of real time: a busy machine is no driver that hangs
+    monkeypatch.setattr(metering, "READ_TIMEOUT_S", 60.0)  # of real time: a busy machine is not a driver that hangs
     return Bench(tmp_path)
 
 

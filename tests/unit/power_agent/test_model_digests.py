@@ -185,5 +185,5 @@ def test_a_language_models_folder_is_hashed_whole_and_other_families_stay_as_the
 
 def test_a_model_json_that_never_was_json_is_refused_by_its_line(models):
     no_json(write_family(models) / "1")
-    with pytest.raises(CatalogError, match=r"model\.json is no JSON: Expecting property name .*: line 1 column 2"):
+    with pytest.raises(CatalogError, match=r"model\.json is not JSON: Expecting property name .*: line 1 column 2"):
         ModelDigests(models, load_catalog(models), {}).check("chat", 1)

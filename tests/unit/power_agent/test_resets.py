@@ -199,9 +199,9 @@ async def test_who_else_has_the_gpu_open_is_named_and_persistenced_with_its_reme
         assert f"Remedy: {off}; then sudo" in one.missing(GPU0)
         assert not one.is_reset(0)
         Interference(one.machine).set_persistence(0, False)
-        one.machine.deinitialise(one.machine.gpu(0))  # nobody has it open any more: its counter begins anew
+        one.machine.deinitialise(one.machine.gpu(0))  # nobody has it open any more: its counter begins again
         await one.poll(OFTEN)
-        assert (one.state(GPU0), NO_PROOF in one.missing(GPU0)) == (DeviceState.LOST, True), "that is no reset"
+        assert (one.state(GPU0), NO_PROOF in one.missing(GPU0)) == (DeviceState.LOST, True), "that is not a reset"
         assert one.is_reset(0)
         await one.poll(OFTEN)
         assert one.state(GPU0) == DeviceState.LOST

@@ -58,8 +58,8 @@ class Agent:
     [
         (2, 3, 3, None),
         (0, 900, 900, None),  # a new node
-        (2, 3, 4, r"epoch = 4: nobody leads under it, controllers lead under 3\. Remedy: acquire the role"),
-        (2, 3, 2**64 - 1, "nobody leads under it"),
+        (2, 3, 4, r"epoch = 4: no controller leads under it; the leader's epoch is 3\. Remedy: acquire the role"),
+        (2, 3, 2**64 - 1, "no controller leads under it"),
         (2, 0, 3, None),  # Redis was emptied, or nobody has led yet
         (2, None, 3, None),
         (2, 10**12, 3, None),  # somebody wrote that epoch into Redis

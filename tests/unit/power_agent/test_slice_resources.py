@@ -26,7 +26,7 @@ def test_ports_are_those_of_the_documentation():
 
 
 def test_slices_that_may_exist_at_once_never_share_a_port():
-    """Two slices of one port lie in the same place, so that one of them has to be gone before the other starts."""
+    """Two slices of one port are in the same place, so that one of them has to be gone before the other starts."""
     found: dict[int, list[SliceKey]] = {}
     for index in range(16):
         for key in keys(f"node0/gpu{index}", T4 if index % 2 else A100_80GB):

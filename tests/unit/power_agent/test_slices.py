@@ -74,7 +74,7 @@ def variant_of(family: str, version: int) -> str:
 
 @pytest.mark.parametrize("successes", [2, 3])
 def test_warm_up_after_a_version_was_loaded_again_is_what_its_new_counters_show(successes):
-    """As many successes as before the crash, after less work: the counters began anew all the same."""
+    """As many successes as before the crash, after less work: the counters began again all the same."""
     part, _ = make(SliceState.READY)
     part.record_counters((counters(successes=2, busy_s=5.0),), 1.0)
     part.record_overhead((counters(successes=successes, busy_s=0.5),))

@@ -1,4 +1,5 @@
-"""An agent that starts before its driver or simulated node is ready: it waits, says why once, and goes on by itself."""
+"""An agent that starts before its driver or simulated node is ready: it waits, says why once, and continues by
+itself."""
 
 import asyncio
 from dataclasses import fields

@@ -112,7 +112,7 @@ async def test_without_a_key_a_redis_of_other_machines_is_not_believed(
 async def test_a_plan_of_an_epoch_that_nobody_leads_under_is_left(tmp_path: Path) -> None:
     start = Start(tmp_path)
     said = await start.taken(node_plan(7, epoch=10**11))
-    assert "epoch = 100000000000: nobody leads under it, controllers lead under 1." in said
+    assert "epoch = 100000000000: no controller leads under it; the leader's epoch is 1." in said
     assert start.applied == []
     assert start.journal.state.highest_epoch == 0
 

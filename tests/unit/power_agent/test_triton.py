@@ -351,7 +351,7 @@ def test_the_chat_template_is_a_file_beside_the_contract_or_a_parameter_of_it(so
     path.write_text(text)
     assert contract(source, "toy").parameters["chat_template"].string_value == text
     path.write_bytes(b"\xff\xfe{")
-    with pytest.raises(CatalogError, match=r"chat_template\.jinja is no UTF-8 text"):
+    with pytest.raises(CatalogError, match=r"chat_template\.jinja is not UTF-8 text"):
         contract(source, "toy")
     path.unlink()
     path.symlink_to(tmp_path)
@@ -482,7 +482,7 @@ def test_a_vllm_engine_takes_the_gpu_that_its_environment_names(install, tmp_pat
     config = contract(whole.repository, "toy")
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_MODEL, "KIND_GPU takes GPU 0"
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "MIG-1"
-    assert not (whole.repository / "toy" / "2" / "model.py").exists(), "it is no python model"
+    assert not (whole.repository / "toy" / "2" / "model.py").exists(), "it is not a python model"
     other = 'parameters { key: "GPU_DEVICE_IDS" value { string_value: "1" } }'
     (source / "toy" / "config.pbtxt").write_text('name: "toy" backend: "vllm"' + other)
     with pytest.raises(CatalogError, match=r"parameters\.GPU_DEVICE_IDS = '1': .*names devices"):

@@ -34,7 +34,7 @@ def test_a_key_is_one_starts_own_and_survives_the_agent(tmp_path: Path) -> None:
 
 
 def test_slices_that_start_together_have_keys_of_one_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is prepared in a thread of its own; the successor of this agent knows what is in the file alone."""
+    """Each is prepared in a separate thread; the successor of this agent knows what is in the file alone."""
 
     def slowly(path: Path, content: bytes, **how: Any) -> None:
         time.sleep(0.02)

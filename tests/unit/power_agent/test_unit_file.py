@@ -33,7 +33,7 @@ def systemd_analyze():
 
 
 def test_the_agent_has_what_it_needs_and_only_the_devices_of_the_driver(unit):
-    """Six capabilities: MIG and clocks, users of their own for Tritons, device nodes of new instances (mknod)."""
+    """Six capabilities: MIG and clocks, separate users for Tritons, device nodes of new instances (mknod)."""
     names = [f"CAP_{name}" for name in ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "MKNOD")]
     assert unit["CapabilityBoundingSet"] == [" ".join(names)]
     assert unit["RestrictNamespaces"] == ["mnt"]

@@ -84,22 +84,22 @@ def test_a_log_is_read_line_by_line_and_what_is_none_is_named(tmp_path):
     assert read_log(path, "own") == [Answered("own", "a", 3), Answered("chat", "b", 3)]
     for line in ("[]", "{", '{"prompt": "a"}', '{"prompt": 3, "tokens": 1}', '{"prompt": "a", "tokens": -1}'):
         path.write_text('{"prompt": "a", "tokens": 3}\n' + line)
-        with pytest.raises(InvalidInput, match=r"line 2 is no answer: .* Remedy: write"):
+        with pytest.raises(InvalidInput, match=r"line 2 is not an answer: .* Remedy: write"):
             read_log(path, "own")
     for data, says in (
         (b'{"prompt": "caf\xe9", "tokens": 1}', "can't decode byte 0xe9"),
         (b'{"prompt": "\\ud800", "tokens": 1}', "surrogates not allowed"),
         (b'{"prompt": "a", "tokens": 1, "family": "\\udfff"}', "surrogates not allowed"),
-        (b'{"prompt": "a", "tokens": 1' + b"0" * 30 + b"}", "tokens lie from 0 to 10,000,000"),
+        (b'{"prompt": "a", "tokens": 1' + b"0" * 30 + b"}", "tokens must be 0 to 10,000,000"),
         (b"[" * 100_000, "recursion"),
     ):
         path.write_bytes(b'{"prompt": "a", "tokens": 3}\n' + data)
-        with pytest.raises(InvalidInput, match=rf"line = .*line 2 is no answer: .*{says}.*Remedy: write"):
+        with pytest.raises(InvalidInput, match=rf"line = .*line 2 is not an answer: .*{says}.*Remedy: write"):
             read_log(path, "own")
     path.write_text('{"prompt": "a", "tokens": 3}')
-    with pytest.raises(InvalidInput, match="line 1 is no answer"):
+    with pytest.raises(InvalidInput, match="line 1 is not an answer"):
         read_log(path, "")
-    with pytest.raises(NotFound, match="is no file"):
+    with pytest.raises(NotFound, match="is not a file"):
         read_log(tmp_path / "none", "own")
 
 

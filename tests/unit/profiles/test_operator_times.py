@@ -233,7 +233,7 @@ def test_what_cannot_be_repeated_says_why(tmp_path):
     _, whys = repeated_operators(graph, [*known, text])
     assert whys["fused"] == "ONNX Runtime runs it as other operators"
     assert whys["if"] == "it has graphs of its own"
-    assert whys["relu"] == "string cannot be made up"
+    assert whys["relu"] == "string cannot be generated"
 
 
 # --- times ------------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_s_of_the_highest_clock_is_written_as_the_law_has_it_at_lower_ones_and_i
 
 def test_what_cannot_be_scored_is_refused_in_a_line(runtime, tmp_path):
     for arguments, words in (
-        ((tmp_path / "none.onnx",), "is no file"),
+        ((tmp_path / "none.onnx",), "is not a file"),
         ((SHIPPED[0], "--device", "cpu:4"), "no bandwidth"),
         ((SHIPPED[0], "--device", "Voodoo"), "Voodoo"),
     ):

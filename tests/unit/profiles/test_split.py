@@ -137,7 +137,10 @@ def test_stages_become_triton_models_by_the_contract_of_their_family(tmp_path, m
 
 @pytest.mark.parametrize(
     ("place", "shapes", "why"),
-    [("digits/4", [(72, 16), ()], "8 items are not first in what is cut"), ("loose", [(8, 16), ()], "is no version")],
+    [
+        ("digits/4", [(72, 16), ()], "8 items are not first in what is cut"),
+        ("loose", [(8, 16), ()], "is not a version"),
+    ],
 )
 def test_stages_that_triton_could_not_serve_are_refused(tmp_path, place, shapes, why):
     with pytest.raises(CatalogError, match=why):

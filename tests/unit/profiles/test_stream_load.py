@@ -24,7 +24,7 @@ def test_prompts_are_texts_or_first_of_their_rows(tmp_path):
 @pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '[""]', '[["a"], []]', "[[1]]", "[" * 100_000, "\x00"])
 def test_other_prompts_are_refused_by_file(tmp_path, text):
     (tmp_path / "heldout.json").write_text(text)
-    with pytest.raises(CatalogError, match=r"heldout\.json is no list of prompts"):
+    with pytest.raises(CatalogError, match=r"heldout\.json is not a list of prompts"):
         held_out(tmp_path / "heldout.json")
 
 

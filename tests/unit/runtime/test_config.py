@@ -209,7 +209,7 @@ def test_a_secret_and_its_file_or_a_file_that_is_none_are_refused(tmp_path):
     with pytest.raises(SettingError, match="cannot be read"):
         Example(token_file=tmp_path)
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(SettingError, match="is no file"):
+    with pytest.raises(SettingError, match="is not a file"):
         Example(token_file=tmp_path / "pipe")
 
 

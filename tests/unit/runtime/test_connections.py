@@ -1,4 +1,4 @@
-"""Idle connections go when descriptors are short, longest silent first; nobody else's do."""
+"""Idle connections go when descriptors are short, longest silent first; others stay."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir(DESCRIPTORS), reason="Linux on
 
 @pytest.fixture
 def short(monkeypatch):
-    """Make descriptors short: all go that may. Or go on until no more than `share` of the limit are open."""
+    """Make descriptors short: all go that may. Or continue until no more than `share` of the limit are open."""
 
     def choose(share=0.0):
         monkeypatch.setattr(connections, "HIGH_RATIO", 0.0)

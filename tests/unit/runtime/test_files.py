@@ -110,7 +110,7 @@ def test_trouble_is_said_once_when_it_begins_and_once_when_it_is_over(tmp_path):
     assert [line["log_level"] for line in log] == ["error", "info"]
     assert isinstance(raised, DiskUnavailable)
     assert "plans.json" in str(raised)
-    assert "Remedy: mend that disk; nothing needs to be started again" in str(raised)
+    assert "Remedy: fix that disk; nothing needs to be started again" in str(raised)
     assert 'trefoil_disk_trouble{file="plans",simulated="false"} 0.0' in metrics.text()
 
 

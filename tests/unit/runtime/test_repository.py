@@ -133,8 +133,8 @@ def test_a_profile_can_be_replaced(folder, tmp_path):
     [
         ("accuracy = 0.8", "accuracy = 80", r"variants.0.accuracy = 80: .*less than or equal to 1 \(in .*family.toml"),
         ("accuracy = 0.8", "acuracy = 0.8", r"variants.0.acuracy|variants.0.accuracy"),
-        ("version = 2", "version = 1", "variants.version = 1: .*stands twice"),
-        ('name = "large"', 'name = "small"', "variants.name = 'small': .*stands twice"),
+        ("version = 2", "version = 1", "variants.version = 1: .*occurs twice"),
+        ('name = "large"', 'name = "small"', "variants.name = 'small': .*occurs twice"),
         ('name = "toy"', 'name = "tuy"', "name = 'tuy': .*folder's name 'toy'"),
         ("percentile = 95.0", "percentile = 950", "percentile = 950"),
         ("percentile = 95.0\nlatency_ms = 50.0", "slo_ms = 50.0", "slo_ms: unknown setting .*Remedy: write latency_ms"),
@@ -191,7 +191,7 @@ def test_a_family_names_all_that_it_lacks_at_once(folder):
         (",1.5,35,10", ",nan,35,10", "energy_active_j_per_batch = 'nan': .*line 7"),
         (",1.5,35,10", ",1.5,35", "line 7: 13 cells for 14 columns"),
         (",2.5,35,10", ",0.5,35,10", "energy_active_j_per_batch = 0.5: .*batch 2 is below batch 1"),
-        ("small,0,2", "small,0,1", "operating point.*stands twice"),
+        ("small,0,2", "small,0,1", "operating point.*occurs twice"),
         ("small,0,2", "tiny,0,2", r"variant = 'tiny': .*line 8: not in family.toml.*use one of: small, large"),
         ("batch,", "bach,", r"columns = \['bach', 'batch'\]"),
         ("# commit: abc\n", "", "commit: .*header line missing"),
@@ -264,7 +264,7 @@ def test_a_point_may_be_measured_at_a_power_limit_instead_of_a_clock(folder):
     path.write_text(LIMITED)
     rows = load_family(folder)[1]
     assert [row.clock_mhz for row in rows] == [1410, -150, 1410, -150]
-    assert {row.clock_sensitivity for row in rows} == {1.0}, "a limit is no clock: nothing is fitted to it"
+    assert {row.clock_sensitivity for row in rows} == {1.0}, "a limit is not a clock: nothing is fitted to it"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Servicer(pb_grpc.CarbonFeedServicer):
     async def WatchIntensity(self, request, context):
         if request.zone == "forever":
             try:
-                yield pb.WatchIntensityResponse()  # a client may leave before this goes on
+                yield pb.WatchIntensityResponse()  # a client may leave before this continues
                 await asyncio.Event().wait()
             finally:
                 self.cancelled.set()
@@ -226,7 +226,7 @@ asyncio.run(main())
 
 
 def test_several_may_stop_a_server_at_once():
-    """In a process of its own: grpc.aio's own `stop` ends it with signal 11 here."""
+    """In a separate process: grpc.aio's own `stop` ends it with signal 11 here."""
     ended = subprocess.run([sys.executable, "-c", STOPPED_BY_SEVERAL], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
 

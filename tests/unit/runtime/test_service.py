@@ -250,7 +250,7 @@ async def test_an_event_loop_that_stands_still_is_neither_alive_nor_ready(unused
     await asyncio.sleep(0)
     for path in ("/healthz", "/readyz"):
         time.sleep(0.3)  # the standstill
-        # From here too the loop does not turn: the page answers from a thread of its own.
+        # From here too the loop does not turn: the page answers from a separate thread.
         answer = httpx.get(f"http://127.0.0.1:{unused_tcp_port}{path}", trust_env=False)
         assert answer.status_code == 503
         assert re.fullmatch(r"its event loop has stood still for \d+ s\n", answer.text)

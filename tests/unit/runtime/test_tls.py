@@ -63,7 +63,7 @@ async def serving(authority, pair, **more):
 
 
 async def asked(target, tls, name="node0"):
-    """Answer to a question that needs a token, over a connection of its own."""
+    """Answer to a question that needs a token, over a separate connection."""
     async with rpc.channel(target, tls=tls, name=name, token="t") as channel:
         stub = power_agent_pb2_grpc.PowerAgentStub(channel)
         return (await rpc.call(stub.GetNode, power_agent_pb2.GetNodeRequest(), 5.0)).node.node

@@ -147,7 +147,7 @@ def test_settings_that_mean_nothing_are_refused(small, changed, words):
         (
             HEADER,
             (0.0, 12, 0),
-            "generated_tokens = 0.0: .*line 2: no number of tokens.*mend or remove that line",
+            "generated_tokens = 0.0: .*line 2: no number of tokens.*fix or remove that line",
         ),
         (HEADER, (0.0, 1.5, 3), "no number of tokens"),
         (HEADER, (0.0, "x", 3), "no number"),
@@ -156,7 +156,7 @@ def test_settings_that_mean_nothing_are_refused(small, changed, words):
             (0.0, 12),
             "arrivals.replay = .*no columns with the tokens",
         ),
-        ("second,requests\n", (0, 12), "rows are no single requests"),
+        ("second,requests\n", (0, 12), "rows are not single requests"),
     ],
 )
 def test_a_trace_without_each_request_s_tokens_is_refused_by_line(tmp_path, header, row, words):

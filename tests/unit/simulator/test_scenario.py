@@ -140,7 +140,7 @@ def test_a_planner_knows_the_truth_only_where_the_run_says_so():
     known, noise, names = digits(), Noise(latency=0.05, energy=0.05, device_power=0.03), ["n/gpu0"]
     truth, estimate = pair(known, names, noise, 1)
     assert estimate.catalog.rows == known.rows
-    with pytest.raises(AssertionError, match="told the truth"):
+    with pytest.raises(AssertionError, match="gets the truth"):
         pair(truth.catalog, names, noise, 1, known)  # what differs is the power of devices alone
     seen = Catalog(known.families, known.rows[:2])
     told, estimate = pair(seen, names, noise, 1, known, knows_truth=True)

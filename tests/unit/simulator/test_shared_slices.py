@@ -172,7 +172,7 @@ STAGES = ("a@1of2", "a@2of2")
 
 
 def chained(first_ms=10.0, second_ms=6.0, credits=64, gap_ms=0.0, same=False, **flow):
-    """A family in two stages on slices of their own, or on one and the same, and a neighbour on the second's."""
+    """A family in two stages on separate slices, or on one and the same, and a neighbour on the second's."""
     routes, found = {}, {}
     places = {STAGES[0]: (0, first_ms), STAGES[1]: (0 if same else 1, second_ms), "b": (1, 6.0)}
     for model, (slice_, mean_ms) in places.items():

@@ -147,7 +147,7 @@ def _bands(found: CarbonForecast | None) -> Sequence[CarbonBand]:
 
 
 def _with_now(view: ForecastView) -> list[CarbonReading]:
-    """The past and, where it is no part of it yet, what holds now."""
+    """The past and, where it is not a part of it yet, what holds now."""
     known_s = max((reading.ends_at_s for reading in view.past), default=-math.inf)
     newer = [view.now] if view.now is not None and view.now.starts_at_s >= known_s - 1e-3 else []
     return [*view.past, *newer]

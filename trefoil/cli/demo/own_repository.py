@@ -1,4 +1,4 @@
-"""A demo's own model repository: families under names of their own, and Triton that forms batches."""
+"""A demo's own model repository: families under separate names, and Triton that forms batches."""
 
 import os
 import re

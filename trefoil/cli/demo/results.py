@@ -61,7 +61,7 @@ class DemoFamilySummary:
     schedule_digest: str  # equal ones: the same arrivals with the same images
     slo_ms: float
     latency_ms_p95: float
-    slo_attainment: float | None  # None: nobody asked
+    slo_attainment: float | None  # None: no requests
     accuracy: float | None  # measured on labels, of images that set no profile; None: nothing was answered
     accuracy_profile: float | None  # of the variants that answered, by family.toml: plans and the price go by it
     accuracy_floor: float

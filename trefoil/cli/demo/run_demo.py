@@ -32,7 +32,7 @@ from trefoil.comparison.report import comparison_tables
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.simulator.report.result import json_safe
 
-MODELS: Final = "models"  # folder of a repository of its own
+MODELS: Final = "models"  # folder of a separate repository
 
 
 @dataclass(frozen=True, slots=True)

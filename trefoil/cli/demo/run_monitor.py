@@ -89,7 +89,7 @@ class RunMonitor:
                         await self.on_snapshot(snapshot)
                     next_snapshot_s += 1.0
             except StateUnavailable:
-                next_snapshot_s += 1.0  # a second that nobody saw; the energy stream still holds it
+                next_snapshot_s += 1.0  # an unseen second; the energy stream still holds it
             await self.clock.sleep(TICK_S)
 
     async def _take_snapshot(self) -> Snapshot:

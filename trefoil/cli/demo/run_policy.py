@@ -1,4 +1,4 @@
-"""One run of the demo: a fresh cluster, a load, a monitor beside it, and the numbers that come of it."""
+"""One run of the demo: a fresh cluster, a load, a monitor, and the resulting numbers."""
 
 import asyncio
 import math
@@ -167,7 +167,7 @@ async def start_load_and_trace(
     """Start the load and, once its second 0 is known (UTC, the second value), the clock of the trace.
 
     Until the first step ends the trace's first value holds, and the feed may come that late. Where it comes later (a
-    busy machine) both begin anew, and the load waits.
+    busy machine) both begin again, and the load waits.
 
     Raises:
         StartError: the feed takes minutes to start, or the load does not.

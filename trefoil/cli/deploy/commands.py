@@ -19,7 +19,7 @@ MODELS: Final = Path("model_repository")
 
 @app.callback()
 def deploy() -> None:
-    """Keep `env` a command of its own."""
+    """Keep `env` a separate command."""
 
 
 @app.command()

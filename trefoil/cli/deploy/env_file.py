@@ -72,7 +72,9 @@ def values_of(wanted: Wanted, machine: SeenMachine, here: str) -> dict[str, str]
     if wanted.profile == "node":
         if not wanted.redis_url and not wanted.given.get("TREFOIL_REDIS_URL"):
             remedy = "--redis-url rediss://HOST:PORT of the first host"
-            raise SettingError("missing: whom this node joins", field="TREFOIL_REDIS_URL", value="", remedy=remedy)
+            raise SettingError(
+                "missing: the Redis of the first host", field="TREFOIL_REDIS_URL", value="", remedy=remedy
+            )
         values |= {"TREFOIL_CONTROL": "0", "TREFOIL_TRITON_PORTS": "8200-8231"}
     if wanted.profile == "gpu":
         values |= {"TREFOIL_SIMULATED": "0", "TREFOIL_TRITON_IMAGE": wanted.image or NVIDIA}

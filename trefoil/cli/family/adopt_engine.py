@@ -69,14 +69,14 @@ def parse_engines(given: Sequence[str], task: str = "") -> dict[str, EngineTarge
     """Engines by variant, from `VARIANT=ADDRESS` or `VARIANT=ADDRESS#MODEL`. `task`: EMBED, TRITON.
 
     Raises:
-        InvalidInput: not of that form, no address, or a variant stands twice.
+        InvalidInput: not of that form, no address, or a variant occurs twice.
     """
     found: dict[str, EngineTarget] = {}
     for text in given:
         name, _, place = text.partition("=")
         base, _, model = place.partition("#")
         if not place or name in found:
-            why = "stands twice" if name in found else "is not of the form VARIANT=ADDRESS"
+            why = "occurs twice" if name in found else "is not of the form VARIANT=ADDRESS"
             remedy = "write small=http://127.0.0.1:8000/v1, and #MODEL where the engine calls it otherwise"
             raise SettingError(why, field="ENGINE", value=text, remedy=remedy)
         check_name(name, "ENGINE")
@@ -104,7 +104,7 @@ def whole_board(name: str) -> DeviceType:
     if known.kind == DeviceKind.MIG_GPU:
         known = DEVICE_TYPES.get(f"{name}{NO_MIG}", known)
     if known.kind != DeviceKind.WHOLE_GPU:
-        raise SettingError("is no GPU that serves whole", field="--device-type", value=name, remedy="name a GPU")
+        raise SettingError("is not a GPU that serves whole", field="--device-type", value=name, remedy="name a GPU")
     return known
 
 

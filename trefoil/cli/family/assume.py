@@ -1,4 +1,4 @@
-"""Write the profile of a family that nobody measured, from what its graphs do."""
+"""Write the profile of an unmeasured family, from its graphs."""
 
 import json
 from collections.abc import Mapping, Sequence

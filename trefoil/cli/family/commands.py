@@ -202,7 +202,7 @@ def engine(
     from trefoil.cli.family.import_family import Statement, parse_accuracies, parse_numbers
 
     if api not in ("openai", "triton") or (api == "triton" and (embeddings or key_file)):
-        why = "is no API of engines" if api not in ("openai", "triton") else "takes no --embeddings, no --key-file"
+        why = "is not an API of engines" if api not in ("openai", "triton") else "takes no --embeddings, no --key-file"
         raise SettingError(why, field="--api", value=api, remedy="write openai or triton, and triton alone")
     whole = embeddings or api == "triton"
     if tokens_mean > 0 if whole else tokens_mean < TOKENS_MIN:
@@ -238,7 +238,7 @@ def _parse_streams(text: str) -> list[int]:
     numbers = [int(one) if one.strip().isdecimal() else 0 for one in text.split(",")]
     if not all(1 <= one <= CREDITS_MAX for one in numbers) or numbers != sorted(set(numbers)):
         remedy = f"write numbers from 1 to {CREDITS_MAX} that rise, as 1,4,16"
-        raise SettingError("are no numbers of streams", field="--streams", value=text, remedy=remedy)
+        raise SettingError("are not numbers of streams", field="--streams", value=text, remedy=remedy)
     return numbers
 
 

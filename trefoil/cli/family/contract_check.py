@@ -70,7 +70,7 @@ def _files_by_version(root: Path, family: Family) -> dict[int, tuple[Path, ...]]
 
 
 def check_families(repository: Path, names: Sequence[str], ask: Ask | None = None) -> list[dict[str, Any]]:
-    """State and problems of each family; one that is only catalogued (no model files at all) is no problem.
+    """State and problems of each family; one that is only catalogued (no model files at all) is not a problem.
 
     `ask` loads variants on a Triton and says which do not answer; None: graphs are compared with contracts alone.
 

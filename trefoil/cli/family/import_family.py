@@ -209,7 +209,7 @@ def _check_room(sources: Sequence[Source], into: Path) -> None:
 
 def _refuse_unstated(config: model_config_pb2.ModelConfig, models: Sequence[str], stated: Statement) -> None:
     """Refuse a mean length of answers that is missing, or of models that give one answer; and a language model's memory
-    that is missing: how much its engine takes for its KV cache is not told by its files."""
+    that is missing: its files do not say how much its engine takes for its KV cache."""
     streams = bool(config.model_transaction_policy.decoupled)
     if streams != (stated.tokens_mean > 0):
         why = "the models answer by streams" if streams else "the models give one answer to each request"
@@ -329,7 +329,7 @@ def parse_accuracies(models: Sequence[str], given: Mapping[str, float], file: Pa
         if not 0 <= found[name] <= 1:
             remedy = f"write {found[name] / 100:g}" if 1 < found[name] <= 100 else "write a number from 0 to 1"
             raise SettingError(
-                f"accuracy of {name} is no fraction", field="--accuracy", value=found[name], remedy=remedy
+                f"accuracy of {name} is not a fraction", field="--accuracy", value=found[name], remedy=remedy
             )
     if unknown := sorted(set(given) - set(models)):
         raise SettingError(
@@ -355,7 +355,7 @@ def family_toml(stated: Statement, models: Sequence[str], writer: str, assumed: 
         CatalogError: two models have one name.
     """
     if len(set(models)) < len(models):
-        raise CatalogError("a model stands twice", field="--as", value=list(models), remedy="name each once")
+        raise CatalogError("a model occurs twice", field="--as", value=list(models), remedy="name each once")
     load_s = LLM_LOAD_S if stated.tokens_mean else LOAD_S
     files = f"memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {load_s:g}."
     lines = [

@@ -38,7 +38,7 @@ class OperatorMeasurement:
         """Type of the device, and scores of every operator: measured, else by the roofline of that device, with why.
 
         Raises:
-            SettingError, NotFound: no device there can hold a clock. CatalogError: the model is no family's.
+            SettingError, NotFound: no device there can hold a clock. CatalogError: the model is not a family's.
             TrefoilError: it could not be measured.
         """
         from protos.power_agent.v1 import power_agent_pb2_grpc
@@ -104,7 +104,7 @@ def variant_of(model: Path) -> "Variant":
     """Variant of a family that a model file belongs to.
 
     Raises:
-        CatalogError: it is no version of one.
+        CatalogError: it is not a version of one.
     """
     from trefoil.runtime.repository import load_family
 
@@ -113,5 +113,5 @@ def variant_of(model: Path) -> "Variant":
     found = next((one for one in family.variants if str(one.version) == version.name), None)
     if found is None:
         remedy = "name <family>/<version>/model.onnx of a family that the node knows (trefoil family import)"
-        raise CatalogError("is no version of a family", field="MODEL", value=str(model), remedy=remedy)
+        raise CatalogError("is not a version of a family", field="MODEL", value=str(model), remedy=remedy)
     return found

@@ -37,7 +37,7 @@ def graph_tensors(path: Path, below: Path | None = None) -> Graph:
     """Inputs and outputs of an ONNX graph; weights that older files list among the inputs are left out.
 
     Raises:
-        CatalogError: it is no ONNX model.
+        CatalogError: it is not an ONNX model.
         OSError: it cannot be read.
     """
     inputs, outputs, weights = list[TensorInfo](), list[TensorInfo](), set[str]()
@@ -51,7 +51,7 @@ def graph_tensors(path: Path, below: Path | None = None) -> Graph:
                 if len(inputs) + len(outputs) + len(weights) > VALUES_MAX:
                     raise Malformed(f"has more than {VALUES_MAX} inputs, outputs and weights")
     if not outputs:
-        raise CatalogError(f"{path} is no ONNX model: it has no outputs", remedy="export it again")
+        raise CatalogError(f"{path} is not an ONNX model: it has no outputs", remedy="export it again")
     return tuple(one for one in inputs if one.name not in weights), tuple(outputs)
 
 
@@ -97,7 +97,7 @@ def _difference(batch_max: int, configured: Any, graph: TensorInfo) -> list[tupl
     if not graph.dims or (fits and batch_fits):
         return []
     why = f"{name} is {have} in its graph, the contract says {dims}"
-    remedy = "mend its config.pbtxt, or export it with these shapes"
+    remedy = "fix its config.pbtxt, or export it with these shapes"
     if fits:
         remedy = "export it with a batch dimension of any size, or write max_batch_size: 0 and dims with the first one"
     return [(f"{name}.dims", list(configured.dims), why, remedy)]

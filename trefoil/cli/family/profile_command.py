@@ -2,7 +2,7 @@
 
 The running system lends a device of each type, on which every variant is put on every slice type in turn while the
 others serve on; it has it back at the end. Through a power agent (`--agent`) a node is used alone that serves nothing.
-A single Triton that somebody else runs (`--triton`) is measured as it is; its joules are null unless the agent of its
+A single Triton outside of Trefoil (`--triton`) is measured unchanged; its joules are null unless the agent of its
 node and its device are named too.
 """
 
@@ -108,7 +108,7 @@ class _Work:
     state_dir: Path
 
     async def alone(self, agent: str, triton: str) -> bool:
-        """On a Triton that somebody else runs, or on a node that serves nothing."""
+        """On a Triton outside of Trefoil, or on a node that serves nothing."""
         from trefoil.profiler.exclusive_node import ExclusiveNode
 
         async with self._session(agent) as (session, stub, clock):
@@ -173,7 +173,7 @@ def _held(clocks: str, limits: str) -> tuple[int, ...]:
 
 
 def _named_slice(device: str, kind: str, slices: list[str], clocks: tuple[int, ...]) -> "MeasuredSlice":
-    """What a Triton that is given directly runs on: nobody can ask it."""
+    """Device of a Triton that is given directly: it cannot report it."""
     from trefoil.profiler.session import MeasuredSlice
 
     if not kind or len(slices) != 1 or len(clocks) > 1:

@@ -107,7 +107,7 @@ def costs_of(model: Path, shapes: dict[str, tuple[int, ...]]) -> "Sequence[Opera
     from trefoil.profiler.assumed import graph_costs
 
     if not model.is_file():
-        raise CatalogError("is no file", field="MODEL", value=str(model), remedy="name an ONNX file")
+        raise CatalogError("is not a file", field="MODEL", value=str(model), remedy="name an ONNX file")
     python = triton_environment() / "bin" / "python"
     if not python.exists():
         raise BinaryMissing(f"no ONNX Runtime: {python} is not there", remedy="trefoil setup triton")

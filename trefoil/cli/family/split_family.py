@@ -1,4 +1,4 @@
-"""Split a family's best variant: its stages as Triton models beside it, with profile rows of their own."""
+"""Split a family's best variant: its stages as Triton models beside it, with profile separate rows."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def split_family(folder: Path, stages: int, device: str, items: int) -> "list[GraphStage]":
     """Cut the graph of a family's best variant into stages between any two operators, write them as models beside the
-    family's folder, and add their rows to its profile, which is written anew. `items` in the pass by whose roofline on
+    family's folder, and add their rows to its profile, which is written again. `items` in the pass by whose roofline on
     `device` stages are balanced and their s is reckoned.
 
     Raises:

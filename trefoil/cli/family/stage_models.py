@@ -1,4 +1,4 @@
-"""Stages of a family's graph as Triton models of their own, in a model repository."""
+"""Stages of a family's graph as Triton separate models, in a model repository."""
 
 import shutil
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ def write_stage_models(
     stage and the next.
 
     Raises:
-        CatalogError: the model lies in no family, or that has no tensor contract, or items are not the first dimension
+        CatalogError: the model is in no family, or that has no tensor contract, or items are not the first dimension
             of what goes from stage to stage.
     """
     source, version, names = model.absolute().parent.parent, model.absolute().parent.name, list[str]()
     if not version.isdecimal():
         remedy = "name <family>/<version>/model.onnx, or leave out --repository"
-        raise CatalogError("is no version of a family", field="MODEL", value=str(model), remedy=remedy)
+        raise CatalogError("is not a version of a family", field="MODEL", value=str(model), remedy=remedy)
     family = contract(source.parent, source.name)
     for shape in shapes[:-1]:
         if shape[:1] != (batch,):

@@ -1,4 +1,4 @@
-"""Models of somebody's Triton repository, read for `trefoil family import`, and why one cannot be a variant."""
+"""Models of a Triton repository, read for `trefoil family import`, and why one cannot be a variant."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -181,7 +181,7 @@ def schedule(
 
 
 def shuffled_passes(count: int, held_out: int, seed: int) -> Ints:
-    """Indices of `count` images: every pass holds each image once, in an order of its own."""
+    """Indices of `count` images: every pass holds each image once, in a separate order."""
     chance = np.random.default_rng([seed, IMAGES_STREAM])
     passes = [chance.permutation(held_out) for _ in range(-(-count // held_out))]
     return np.concatenate(passes)[:count].astype(np.int64) if passes else np.empty(0, np.int64)

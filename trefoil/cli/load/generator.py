@@ -213,7 +213,7 @@ class _LoadRun:
         return f"{self._spec.seed}-{index}"
 
     def _count_correct(self, index: int, reply: Any) -> int | None:
-        """How many items were answered right, 0 where nobody knows; None when this is no answer to what was asked."""
+        """Number of right items, 0 if unknown; None if this does not answer the request."""
         if self._inputs.labels is None:
             return 0 if reply.id == self._id(index) and reply.outputs else None
         labels = self._inputs.labels[self._plan.items(index)]

@@ -30,7 +30,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LoadInputs:
-    """Items to send. `labels` None: nobody knows the right answer. `output`: of which the largest is the answer."""
+    """Items to send. `labels` None: the right answer is unknown. `output`: of which the largest is the answer."""
 
     tensors: tuple[Tensor, ...]
     batched: bool = True
@@ -47,7 +47,7 @@ class LoadInputs:
             InvalidInput: there are none.
         """
         if self.labels is None:
-            raise InvalidInput("items that are made up have no labels", field="--permute-labels", remedy="leave it out")
+            raise InvalidInput("generated items have no labels", field="--permute-labels", remedy="leave it out")
         return replace(self, labels=HeldOut(self.tensors[0].values, self.labels).permuted(seed).labels)
 
 
@@ -74,7 +74,7 @@ async def inputs_of_model(
 
     Raises:
         Unavailable: nothing answers. NotFound: it serves no such model.
-        SettingError: an input's shape is open. InvalidInput: of a type that cannot be made up.
+        SettingError: an input's shape is open. InvalidInput: of a type that cannot be generated.
     """
     labelled = labelled_inputs(images) if images is not None else None
     async with direct.channel(target) as channel:
@@ -94,7 +94,7 @@ async def inputs_of_model(
     if config.config.model_transaction_policy.decoupled:
         remedy = "`trefoil family generate` asks it once, `perf_analyzer --streaming --async` loads it"
         raise InvalidInput(
-            "answers by streams, which this load has none of", field="--family", value=family, remedy=remedy
+            "answers by streams, which this load does not support", field="--family", value=family, remedy=remedy
         )
     batched = config.config.max_batch_size > 0
     if labelled is not None:

@@ -1,4 +1,4 @@
-"""Load generator in a process of its own, so that drawing a screen cannot delay a request.
+"""Load generator in a separate process, so that drawing a screen cannot delay a request.
 
 `python -m trefoil.cli.load.process --spec spec.json --out folder` plays one load for each family, all at once, prints a
 JSON line of progress twice a second, and writes `load-<family>.json` of each. The first `warmup_s` of a load are sent
@@ -26,7 +26,7 @@ from trefoil.runtime.clock import Clock, WallClock
 
 POLL_S: Final = 0.1
 START_DEADLINE_S: Final = 20.0
-NO_SLO_MS: Final = 1e9  # the process only records; whoever reads judges against the SLO
+NO_SLO_MS: Final = 1e9  # the process only records; its reader compares with the SLO
 OVERTIME_MAX_S: Final = 30.0  # how much longer than its load the process may take
 
 
@@ -114,7 +114,7 @@ class LoadProcess:
                 return float(line["now_s"]) - float(line["elapsed_s"]) + self.plans[0].warmup_s
             self._refuse_death()
             await self._clock.sleep(POLL_S)
-        raise StartError("said nothing after its start", field="load", remedy=f"read {self._log}")
+        raise StartError("printed nothing after its start", field="load", remedy=f"read {self._log}")
 
     def progress(self) -> Progress | None:
         """The newest line; times count from the start of the warm-up."""

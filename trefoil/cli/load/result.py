@@ -81,7 +81,7 @@ class LoadResult:
     seed: int
     digest: str  # of the schedule: equal digests, equal arrivals and images
     stopped_early: bool = False
-    labelled: bool = True  # else nobody knows what was right
+    labelled: bool = True  # else the right answers are unknown
 
     @property
     def answered(self) -> int:

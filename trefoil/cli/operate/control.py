@@ -27,7 +27,7 @@ def fraction(value: float | None) -> float | None:
     """Value of an option that is a fraction of 1."""
     if value is not None and not 0 <= value <= 1:
         remedy = f"write {value / 100:g} for {value:g} %" if 1 < value <= 100 else "write a number from 0 to 1"
-        raise SettingError("is no fraction of 1", field="--accuracy-floor", value=value, remedy=remedy)
+        raise SettingError("is not a fraction of 1", field="--accuracy-floor", value=value, remedy=remedy)
     return value
 
 
@@ -110,7 +110,7 @@ def objective_set(
     if file is not None:
         if family or asked:
             raise SettingError(
-                "the file says it all", field="--file", value=str(file), remedy="give it alone, or no file"
+                "a file excludes other options", field="--file", value=str(file), remedy="give it alone, or no file"
             )
         _set_from_file(file, where, as_json_)
         return

@@ -289,7 +289,7 @@ def doctor(
     sets: Sets = None,
     as_json_: AsJson = False,
 ) -> None:
-    """Look at this machine as a power agent would: what works, what does not, what mends it. No agent need run.
+    """Look at this machine as a power agent would: what works, what does not, what fixes it. No agent need run.
 
     Changes nothing. Exit code 1 where something does not work. A bug report needs what --json prints: no secrets.
     """
@@ -302,7 +302,7 @@ def doctor(
         print_json({"trefoil": trefoil.__version__} | found.document())
     else:
         table = Grid(title="Doctor" + (" (SIMULATED)" if found.simulated else ""), title_justify="left")
-        for column in ("what", "", "seen", "what mends it"):
+        for column in ("what", "", "seen", "what fixes it"):
             table.add_column(column, overflow="fold")
         for one in found.findings:
             table.add_row(*(escape(text) for text in (one.subject, one.verdict, one.seen, one.remedy or "-")))

@@ -2,7 +2,7 @@
 
 Books are sums by family and hour (docs/monitoring.md). Meters know no tenants: each hour's energy of a family is split
 among those who asked by what their receipts say, or by answers in an hour without receipts. What is not known is None,
-with a reason in `unknown`; parts always sum to their whole, and what no part accounts for is a part of its own.
+with a reason in `unknown`; parts always sum to their whole, and what no part accounts for is a separate part.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -212,7 +212,7 @@ def _with_rest(family: str, parts: list[Part], sums: Sums) -> list[Part]:
 
 
 def _quality(sums: Sums) -> dict[str, Any]:
-    """How well joules and grams are known: shares of what was metered, seconds of devices that nobody metered."""
+    """How well joules and grams are known: shares of what was metered, seconds of unmetered devices."""
     joules, co2 = sums.get("joules", 0.0), sums.get("grams", 0.0)
 
     def shares(prefix: str, whole: float) -> dict[str, float]:
@@ -242,7 +242,7 @@ def _sci(sums: Sums, lifetime_years: float, embodied_unknown: Sequence[str]) -> 
     embodied, why_m = sums.get("embodied_grams", 0.0), ""
     if sums.get("embodied_unknown_s", 0.0):
         named = ", ".join(embodied_unknown) or "a device that is gone"
-        why_m = f"nobody has said what making {named} emitted: embodied_g of a device type"
+        why_m = f"emissions of making {named} are unknown: embodied_g of a device type"
     elif "embodied_grams" not in sums:
         why_m = "no device was metered"
     why = costs["unknown"] or ("" if booked else "a part was booked by a version that kept no E")

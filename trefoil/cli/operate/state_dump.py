@@ -58,7 +58,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Key without the cluster's prefix, milliseconds that it stands (-1: for ever), and what Redis answered of it."""
+    """Key without the cluster's prefix, milliseconds that it stands (-1: forever), and what Redis answered of it."""
 
     key: str
     ttl_ms: int
@@ -109,7 +109,7 @@ def read_dump(path: Path, where: Where) -> list[Entry]:
     head, *lines = data.splitlines(keepends=True) or [b""]
     begun = _parsed(head)
     if not isinstance(begun.get("trefoil_state"), int):
-        raise _refused(path, "is no dump of Trefoil's state", "name a file of `trefoil state dump --output`")
+        raise _refused(path, "is not a dump of Trefoil's state", "name a file of `trefoil state dump --output`")
     if begun["trefoil_state"] > FORMAT:
         raise _refused(
             path, f"is of a newer Trefoil, {begun.get('version')} (format {begun['trefoil_state']}, this one reads "
@@ -179,7 +179,7 @@ def _check(entry: Entry, plan_keys: PlanKeys) -> None:
         raise ValueError(f"{entry.key:.80} is not dumped so")
     if entry.key == EPOCH:
         if not state_errors.parse_epoch(value):
-            raise ValueError(f"{entry.key} is no epoch")
+            raise ValueError(f"{entry.key} is not an epoch")
     elif entry.key.startswith("kept:"):
         file = plan_keys.verify_file(codec.decode(KeptFile, value))
         if entry.key != f"kept:{file.name}":

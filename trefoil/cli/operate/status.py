@@ -249,7 +249,7 @@ def state_restore(
     as_json: AsJson = False,
 ) -> None:
     """Write a dump into a Redis without a controller's state, all or nothing. Controllers that start then with an empty
-    state_dir go on from it.
+    state_dir continue from it.
     """
     from trefoil.cli.operate.state_dump import Where, read_dump, restore_state
 

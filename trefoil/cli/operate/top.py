@@ -39,7 +39,7 @@ def top(
 ) -> None:
     """Watch the running system: fleet, slices, families, carbon, plan and saving, live. Changes nothing; q quits."""
     if as_json_ and not once:
-        raise InvalidInput("a screen is no document", field="--json", remedy="add --once")
+        raise InvalidInput("a screen is not a document", field="--json", remedy="add --once")
     if once:
         found = call_system(where, gather_frame)
         if as_json_:

@@ -1,11 +1,11 @@
 """Launcher of a whole system on this machine: starts it, keeps it running, and takes all of it down again.
 
-Everything is checked before anything is started. Services start as soon as what they need answers; each must report
-itself healthy within a deadline, and one that dies shows its last words. A service that ends later is started again for
-ever: at once, then, as long as it does not stay up, after growing pauses; the others go on. Only the simulated node,
-which is the hardware, ends the system if it does not stay up. Teardown runs in reverse order on every way out:
-exception, signal, or normal end; what a SIGKILLed launcher left is cleaned up by the next one (`clean_up`). Whether the
-system serves is asked as a client asks: by a real inference through the inference port (`first_answer`).
+Everything is checked before anything is started. A service starts as soon as its dependencies answer. It must report
+itself healthy within a deadline; if it dies, its last log lines are shown. A service that ends later is started again,
+at once, then after growing pauses; the others continue. Only the simulated node, which is the hardware, ends the system
+if it does not stay up. Teardown runs in reverse order at every end: exception, signal, or normal end. The next launcher
+cleans up after one that was killed (`clean_up`). A real inference through the inference port shows that the system
+serves (`first_answer`).
 """
 
 import asyncio
@@ -57,7 +57,7 @@ STOP_ORDER: Final = (("dispatcher", "controller"), ("power_agent", "carbon_feed"
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """Exit of a process that nobody had asked to end."""
+    """Unexpected exit of a process."""
 
     service: str
     exit_code: int
@@ -94,7 +94,7 @@ class Launcher:
         self._supervision: asyncio.Task[None] | None = None
         self._upkeep: list[asyncio.Task[None]] = []
         self._repository = system.family.repository
-        self._restarting: set[str] = set()  # being restarted on purpose: their end is no crash
+        self._restarting: set[str] = set()  # being restarted on purpose: their end is not a crash
         self._services: dict[str, Service] = {}
         self.launch: Launch | None = None
 

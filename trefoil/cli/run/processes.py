@@ -1,6 +1,6 @@
 """Child processes: one started process and everything that it may leave behind.
 
-Three nets hold, so that nothing survives whatever kills us: each child runs in a session of its own and is stopped
+Three nets hold, so that nothing survives whatever kills us: each child runs in a separate session and is stopped
 group by group; the kernel stops it when the launcher dies (parent-death signal); and every descendant carries
 `TREFOIL_LAUNCH_ID` in its environment, by which `kill_leftovers` finds what escaped both.
 """
@@ -30,7 +30,7 @@ LINE_CHARACTERS: Final = 500
 PROGRESS: Final = re.compile(r'"level": "(debug|info)"')
 LAST_BYTES: Final = 64 * 1024  # of a log that may have grown for months
 POLL_S: Final = 0.05
-# A parent that died before the request is never told of. Python ignores SIGPIPE, which a command would inherit.
+# A parent that died before the request is never reported. Python ignores SIGPIPE, which a command would inherit.
 _DIE_WITH_PARENT: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
@@ -183,7 +183,7 @@ def _die_with_parent() -> tuple[str, ...]:
     """What to put before a command so that the kernel SIGTERMs it when the launcher dies (Linux; elsewhere
     `kill_leftovers` alone must do).
 
-    A process of its own that becomes the command, no `preexec_fn`: that would run Python, and gRPC's fork handlers, in
+    A separate process that becomes the command, no `preexec_fn`: that would run Python, and gRPC's fork handlers, in
     a fork of a process with gRPC's threads, and now and then such a child dies of signal 11.
     """
     if not sys.platform.startswith("linux"):

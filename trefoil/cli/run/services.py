@@ -119,7 +119,7 @@ def check_served(system: System) -> None:
 
 
 def check_carbon(system: System, now_s: float) -> None:
-    """Check that the feed can be made: its settings, the zone's name at its provider, keys, a trace. Asks nobody.
+    """Check that the feed can be made: its settings, the zone's name at its provider, keys, a trace. Makes no call.
 
     Raises:
         SettingError, TraceError: what is wrong, with its remedy.
@@ -135,10 +135,10 @@ def check_carbon(system: System, now_s: float) -> None:
 
 
 def check_ports_free(ports: Mapping[str, int], remedy: str = "stop what listens there, or give --port-offset") -> None:
-    """Check that nobody listens on these ports.
+    """Check that no process listens on these ports.
 
     Raises:
-        PortInUse: naming the first that somebody listens on.
+        PortInUse: naming the first that is in use.
     """
     for name, port in ports.items():
         try:

@@ -1,6 +1,6 @@
 """Shutdown by Ctrl-C, SIGTERM or SIGHUP: a cancellation that teardown survives.
 
-The first signal cancels the main task, wherever it stands; whoever holds something releases it under
+The first signal cancels the main task, wherever it stands; holders release what they hold under
 `uncancellable`. Later signals do not cancel again: they only set `kill_now`, at which teardown kills and does not wait.
 """
 

@@ -253,7 +253,7 @@ class StateLock:
         """Take the lock.
 
         Raises:
-            AlreadyRunning: at once, when somebody else holds it.
+            AlreadyRunning: at once, when another process holds it.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while self._fd is None:

@@ -1,7 +1,7 @@
-"""Supervisor, the process behind `trefoil up`: holds a launched system until it is told to stop.
+"""Supervisor, the process behind `trefoil up`: holds a launched system until it is stopped.
 
-`up` starts it in a session of its own and reads what it says from a pipe: lines of {"say"}, then {"ready"} or
-{"error"}. Its own death is no accident either: the kernel stops its services, and the next `up` or `down` sweeps.
+`up` starts it in a separate session and reads what it says from a pipe: lines of {"say"}, then {"ready"} or
+{"error"}. Its own death is not an accident either: the kernel stops its services, and the next `up` or `down` sweeps.
 """
 
 import argparse
@@ -31,7 +31,7 @@ DOWN_DEADLINE_S: Final = 40.0
 async def supervise(system: System, state_dir: Path, signals: ShutdownSignals, pipe: "Pipe") -> int:
     """Launch, report the first answer, and stay until a signal or until the node is dead.
 
-    A real node need not answer at once: its Tritons may start for minutes, or wait for a plan that somebody pins.
+    A real node need not answer at once: its Tritons may start for minutes, or wait for a plan to be pinned.
     """
     try:
         async with Launcher(system, state_dir, say=pipe.say, kill_now=lambda: signals.kill_now) as launcher:
@@ -52,7 +52,7 @@ async def supervise(system: System, state_dir: Path, signals: ShutdownSignals, p
 
 
 class Pipe:
-    """Pipe to whoever ran `trefoil up`, as long as they listen; and to our own log."""
+    """Pipe to the user's `trefoil up`, while it listens; and to our own log."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
@@ -80,12 +80,12 @@ class Pipe:
         if self._file is not None:
             try:
                 print(text, file=self._file, flush=True)
-            except OSError:  # `up` was interrupted: nobody listens any more
+            except OSError:  # `up` was interrupted and no longer listens
                 self._file = None
 
 
 def start_detached(config: Path, state_dir: Path, overrides: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a supervisor of its own session; returns it and the end of the pipe to read."""
+    """Start a separate supervisor session; returns it and the end of the pipe to read."""
     paths = StatePaths(state_dir.resolve())
     log = paths.log("supervisor")
     try:

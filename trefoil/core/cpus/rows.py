@@ -1,4 +1,4 @@
-"""Profile rows of CPU slices of any size: those that are profiled, and what lies between and beyond them.
+"""Profile rows of CPU slices of any size: those that are profiled, and what is between and beyond them.
 
 A row of n cores is of n requests at once, one thread each (of a quota: as many as it has cores or begins), and holds on
 CPUs of any number of cores. Data: the rows of a catalogue. Result: the rows of a slice type by batch.
@@ -6,7 +6,7 @@ Formulation: between two profiled sizes, and level beyond the first and last, st
   core seconds of a request   w = latency x cores / requests at once
   throughput a core           T / cores
   active joules, memory
-Ranges of cores and quotas have profiles of their own: who is throttled waits otherwise than who is pinned.
+Ranges of cores and quotas have separate profiles: who is throttled waits otherwise than who is pinned.
 """
 
 from bisect import bisect_left

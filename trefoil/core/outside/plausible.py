@@ -58,7 +58,7 @@ def is_sum(name: str, value: float) -> bool:
 
 
 def hour_starts_s(hour: str) -> float | None:
-    """Begin of an hour of the books [UTC s], by its name; None: that is no hour's."""
+    """Begin of an hour of the accounts [UTC s], by its name; None: that is not a hour's."""
     try:
         starts = datetime.strptime(hour, HOUR).replace(tzinfo=UTC)
     except ValueError:

@@ -2,9 +2,9 @@
 
 Data: the name of a field and its value.
 Formulation: 0 is free, since it means "none" or "the default" where a field takes it at all; any other value lies
-between `low` and `high` in size. Signs and tighter bounds are the field's own. A range is so wide that nobody who knows
-what a field means misses it, and so narrow that sums, products and quotients of such numbers stay finite and exact.
-Deviations: none.
+between `low` and `high` in size. Signs and tighter bounds are the field's own. A range is so wide that no user who
+knows what a field means misses it, and so narrow that sums, products and quotients of such numbers stay finite and
+exact. Deviations: none.
 """
 
 import math
@@ -54,7 +54,7 @@ BY_UNIT: Final[Mapping[str, Range]] = {
     "_g_per_kwh": Range(1e-6, 1500.0, "the dirtiest lignite plants emit 1,200 g/kWh"),
     "_per_day": Range(1, 1e9, "ten thousand a second"),
     "_per_s": Range(1e-9, 1e9, "one in thirty years, or a billion a second"),
-    "_poll_s": Range(0.005, YEAR_S, "each poll asks somebody"),
+    "_poll_s": Range(0.005, YEAR_S, "each poll is a call"),
     "_at_s": Range(0.0, 1e11, "seconds since 1970, for 3,000 years"),
     "_ms": Range(1e-3, 7 * 86_400e3, "a microsecond to a week"),
     **dict.fromkeys(("_ms_p50", "_ms_p95", "_ms_p99"), Range(1e-3, 7 * 86_400e3, "a microsecond to a week")),

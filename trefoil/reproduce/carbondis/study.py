@@ -214,7 +214,7 @@ def _case(runs: Runs, by: Mapping[str, JobsSpec]) -> dict[str, Any]:
 
 
 def intensities(spec: JobsSpec, hours: int) -> list[dict[str, float]]:
-    """CCI, ACI and CIR of a run hour by hour of its trace, as routers are told; NaN before there is an average."""
+    """CCI, ACI and CIR of a run hour by hour of its trace, as routers get them; NaN before there is an average."""
     feed, found = ForecastFeed("none", intensity(spec), 0.0), []
     for hour in range(hours):
         at_s = hour * HOUR_S / spec.speedup

@@ -337,7 +337,7 @@ def _ablation(found: Mapping[str, Any], folder: Path) -> None:
 
 
 def _loads(found: Mapping[str, Any], folder: Path) -> None:
-    """The picture leaves out who does not serve or misses its accuracy: its grams are no saving."""
+    """The picture leaves out who does not serve or misses its accuracy: its grams are not a saving."""
     write_csv(folder, "loads", _flat(found, ("load", "scheme")))
     drawn: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for family, by in found.items():

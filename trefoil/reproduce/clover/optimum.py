@@ -1,14 +1,14 @@
 """Offline optimum of a budget: the fewest grams at a mean accuracy for who knows every hour beforehand.
 
 Source: DESIGN section 7.2, "an LP over the 48 h". It is the ruler beside `exact` in budget mode, not a scheme.
-Data: the intensities of the window; a frontier of plans, each *measured* by a run of its own on the schemes' truth,
+Data: the intensities of the window; a frontier of plans, each *measured* by a separate run on the schemes' truth,
 fleet, load and SLO, at a constant intensity. Decision: the share of its time that each intensity gives to each plan.
 Formulation: min sum_i w_i CI_i sum_p x_ip J_p  subject to  sum_p x_ip = 1,  sum_i w_i sum_p x_ip A_p >= floor.
-A plan of the frontier is the planner's own at one price v of accuracy, min J - v A: none of its plans lies below the
+A plan of the frontier is the planner's own at one price v of accuracy, min J - v A: none of its plans is below the
 line of slope v through it. With these lines instead of the points the same program bounds what a frontier without end
-would give: the difference is the error of the grid. Where it is open whether a plan lies below the line between two,
+would give: the difference is the error of the grid. Where it is open whether a plan is below the line between two,
 its slope is the next price, until it is known everywhere.
-Deviations: moves are free and take no time, the load is constant: nobody reaches the optimum.
+Deviations: moves are free and take no time, the load is constant: no policy reaches the optimum.
 """
 
 from collections import Counter
@@ -78,7 +78,7 @@ def _spec(reference: Reference, price_j: float, changes: Mapping[str, Any]) -> S
 
 
 def open_prices(plans: Sequence[FrontierPlan]) -> list[float]:
-    """Prices at which a plan may lie below the line between two neighbours [J per request and unit of accuracy]."""
+    """Prices at which a plan may be below the line between two neighbours [J per request and unit of accuracy]."""
     distinct: list[FrontierPlan] = []
     for plan in sorted(plans, key=lambda p: (p.accuracy, p.joules)):
         if not distinct or plan.accuracy - distinct[-1].accuracy > ALIKE_ACCURACY:

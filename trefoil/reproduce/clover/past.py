@@ -38,5 +38,5 @@ def past_of(trace: str) -> tuple[float, ...]:
         rows = list(csv.DictReader(lines))
     at = next((i for i, row in enumerate(rows) if row["Datetime (UTC)"] == begins), 0)
     if at < HOURS:
-        raise errors.TraceError("not a week before the trace", field=str(path), value=begins, remedy="fetch it anew")
+        raise errors.TraceError("not a week before the trace", field=str(path), value=begins, remedy="fetch it again")
     return tuple(float(row[column]) for row in rows[at - HOURS : at])

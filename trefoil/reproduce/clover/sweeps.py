@@ -142,7 +142,7 @@ def beside_clover(
 
 
 def meets_slo(row: Mapping[str, float]) -> bool:
-    """True if a scheme kept the SLO often enough for its grams to be compared with anybody's."""
+    """True if a scheme kept the SLO often enough for its grams to be compared."""
     return row["slo_attainment"] >= SERVED_MIN
 
 
@@ -308,7 +308,7 @@ def fleet_sweep(study: Study, family: str) -> dict[str, Any]:
 def base_variants(study: Study, family: str) -> dict[str, Any]:
     """Variants of BASE on an A100: one 7g slice, section 5.2.1's 4g + 3g, or MIG off. The load is 0.6 of ten 7g's.
 
-    Without noise: that of two operating points is drawn apart and is as large as what lies between them.
+    Without noise: that of two operating points is drawn apart and is as large as what is between them.
     """
     reference = study.reference(family, study.options.seeds[0])
     specs = {

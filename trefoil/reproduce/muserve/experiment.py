@@ -134,7 +134,7 @@ class MuServeSpec:
 
 
 def arrivals(spec: MuServeSpec, seed: int, duration_s: float) -> Arrivals:
-    """Requests of all models in order, each model's a process of its own."""
+    """Requests of all models in order, each model's a separate process."""
     found: list[tuple[float, str]] = []
     warp_s, warped = _warp(spec.trace, duration_s)
     for number, (model, rate) in enumerate(spec.rates.items()):

@@ -7,7 +7,7 @@ Predictor: of a request of true class i it says j with the share of the confusio
     prompts (model_repository/pydoc/lengths/card.json); classes are cut at the same percentiles of whatever lengths.
     Of the tasks each request has its own prediction, and of those that repeat a prompt, as hot inputs do, the length
     is known. With the semantic cache, as large a share as it had hits there has the most alike prompt's class instead.
-    Two are no predictors: "right classes" knows them, "paper's accuracy" is a normal error that leaves 0.43 of them.
+    Two are not predictors: "right classes" knows them, "paper's accuracy" is a normal error that leaves 0.43 of them.
 """
 
 import csv

@@ -89,16 +89,16 @@ def engine_args(path: Path, below: Path | None) -> dict[str, Any]:
     """Arguments of vLLM's engine in a model.json. Their names are the engine's to judge, when it loads them.
 
     Raises:
-        CatalogError: it is no JSON object, or its engine wants more GPUs than a slice has.
+        CatalogError: it is not a JSON object, or its engine wants more GPUs than a slice has.
         OSError: it cannot be read.
     """
     remedy = 'write the arguments of vLLM\'s engine as one JSON object, e.g. {"model": "...", "max_model_len": 8192}'
     try:
         args = json.loads(read_text(path, below, CONFIG_BYTES_MAX))
     except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{path} is no JSON: {error}", remedy=remedy) from error
+        raise CatalogError(f"{path} is not JSON: {error}", remedy=remedy) from error
     if not isinstance(args, dict):
-        raise CatalogError(f"{path} is no JSON object but {type(args).__name__}", remedy=remedy)
+        raise CatalogError(f"{path} is not a JSON object but {type(args).__name__}", remedy=remedy)
     for field in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if (value := args.get(field, 1)) != 1:
             raise CatalogError(f"{path}: a slice has one GPU", field=field, value=value, remedy="write 1, or remove it")
@@ -109,7 +109,7 @@ def engine_model(path: Path, below: Path | None) -> str:
     """Name of a variant's model at an engine that already runs, by its engine.json.
 
     Raises:
-        CatalogError: it is no JSON object with that name.
+        CatalogError: it is not a JSON object with that name.
         OSError: it cannot be read.
     """
     try:
@@ -117,7 +117,7 @@ def engine_model(path: Path, below: Path | None) -> str:
         if given.keys() == {"model"} and given["model"] and isinstance(given["model"], str):
             return str(given["model"])
     except (ValueError, AttributeError, RecursionError) as error:
-        raise CatalogError(f"{path} is no JSON object: {error}", remedy=ENGINE_REMEDY) from error
+        raise CatalogError(f"{path} is not a JSON object: {error}", remedy=ENGINE_REMEDY) from error
     raise CatalogError(f"{path} names no model", remedy=ENGINE_REMEDY)
 
 

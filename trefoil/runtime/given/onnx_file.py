@@ -29,7 +29,7 @@ MODEL: Final[dict[int, Any]] = {7: GRAPH, 20: {1: GRAPH, 2: GRAPH}, 25: {7: NODE
 
 
 class Malformed(Exception):
-    """Bytes that are no protobuf message."""
+    """Bytes that are not a protobuf message."""
 
 
 class Message(NamedTuple):
@@ -99,21 +99,21 @@ def opened_model(path: Path, below: Path | None = None) -> Iterator[Message]:
     """Open an ONNX file.
 
     Raises:
-        CatalogError: it, or what is read of it, is no ONNX model.
+        CatalogError: it, or what is read of it, is not an ONNX model.
         OSError: it cannot be read.
     """
     with opened(path, below, ONNX_BYTES_MAX) as file:
         try:
             yield Message(file, 0, file.seek(0, 2))
         except Malformed as error:
-            raise CatalogError(f"{path} is no ONNX model: it {error}", remedy="export it again") from error
+            raise CatalogError(f"{path} is not an ONNX model: it {error}", remedy="export it again") from error
 
 
 def check_external_data(path: Path, below: Path | None = None) -> frozenset[str]:
     """Files in which weights of a model lie, by their places below the model's folder.
 
     Raises:
-        CatalogError: one could lie elsewhere, or it is no ONNX model.
+        CatalogError: one could lie elsewhere, or it is not an ONNX model.
         OSError: it cannot be read.
     """
     with opened_model(path, below) as model:

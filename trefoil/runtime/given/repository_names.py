@@ -1,8 +1,8 @@
-"""What a model repository names: judged, resolved and opened here, whoever wrote the repository.
+"""Names in a model repository: checked, resolved and opened here; the repository is not trusted.
 
 Names of families, models, variants and files follow one pattern. A file is a regular one of bounded size, and lies
 below its repository once all links are followed: links within a repository are fine, links out of it are refused. The
-folder of a family, and `_shared`, may be links that an operator has set; then their files lie below where they lead.
+folder of a family, and `_shared`, may be links that an operator has set; then their files are below where they lead.
 """
 
 import os
@@ -43,7 +43,7 @@ def check_name(name: str, field: str) -> str:
     """
     if not STAGE_NAME.fullmatch(name):
         remedy = "use letters, digits, '.', '_' and '-', at most 128, the first a letter or digit"
-        raise CatalogError("is no name", field=field, value=name, remedy=remedy)
+        raise CatalogError("is not a name", field=field, value=name, remedy=remedy)
     return name
 
 
@@ -54,7 +54,7 @@ def check_file_name(name: str, field: str) -> str:
         CatalogError: it could lead elsewhere.
     """
     if not FILE_NAME.fullmatch(name):
-        raise CatalogError("is no name of a file beside the model", field=field, value=name, remedy="name a file there")
+        raise CatalogError("is not a file name", field=field, value=name, remedy="name a file there")
     return name
 
 
@@ -105,7 +105,7 @@ def check_files(folder: Path, below: Path, apart: Sequence[str] = ()) -> tuple[P
     and files of these names beside the model.
 
     Raises:
-        CatalogError: one leads out, is no regular file, has no name of a file, or there are too many.
+        CatalogError: one leads out, is not a regular file, has no name of a file, or there are too many.
         OSError: they cannot be listed.
     """
     found = []
@@ -149,5 +149,5 @@ def check_place(place: str, field: str) -> str:
     parts = PurePosixPath(place).parts
     for part in parts or (place,):
         if not FILE_NAME.fullmatch(part):
-            raise CatalogError("is no file beside the model", field=field, value=place, remedy="name a file there")
+            raise CatalogError("is not a file beside the model", field=field, value=place, remedy="name a file there")
     return "/".join(parts)

@@ -56,7 +56,7 @@ def read_rows(path: Path, setting: str = "trace") -> Iterator[tuple[int, list[st
             yield from _objects(path, file) if first.startswith("{") else _cells(path, file, _delimiter(first))
     except UnicodeDecodeError as error:
         packed = error.object.startswith(_PACKED)
-        why, remedy = ("is packed", "unpack it") if packed else ("is no UTF-8", "save it as UTF-8")
+        why, remedy = ("is packed", "unpack it") if packed else ("is not UTF-8", "save it as UTF-8")
         raise TraceError(why, field=setting, value=str(path), remedy=remedy) from error
     except (OSError, csv.Error) as error:
         raise system_error(TraceError, error, "be read", path, field=setting, remedy="name a CSV file") from error
@@ -72,7 +72,7 @@ def _cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[i
         if not any(cell.strip() for cell in row) or row[0].startswith("#"):
             continue
         if reader.line_num > begins:
-            raise TraceError(f"{path} line {begins}: a quotation mark is not closed", remedy="mend that line")
+            raise TraceError(f"{path} line {begins}: a quotation mark is not closed", remedy="fix that line")
         yield reader.line_num, [cell.strip() for cell in row]
 
 
@@ -132,7 +132,7 @@ def number_of(cell: str) -> float | None:
 
 
 def number_remedy(cell: str, otherwise: str) -> str:
-    """Remedy for a cell that is no number."""
+    """Remedy for a cell that is not a number."""
     return "write decimals with a point, thousands without a mark" if _MARKED_NUMBER.fullmatch(cell) else otherwise
 
 

@@ -14,7 +14,7 @@ HIDDEN: Final = "[key]"
 class KeyFile:
     """Key of one server. What replaces it is read at the next use; while that cannot be read, the last key stays.
 
-    `field`: setting that names the file. Raises SettingError: as `read_secret_file`, or it is no key.
+    `field`: setting that names the file. Raises SettingError: as `read_secret_file`, or it is not a key.
     """
 
     def __init__(self, path: Path, field: str) -> None:

@@ -188,7 +188,7 @@ def _signature(keys: Mapping[str, str], text: str) -> str:
 
 
 def _verify(keys: Mapping[str, str], text: str, signature: str, named: tuple[str, str, str]) -> None:
-    """`named`: field, value, and what holds until it is mended."""
+    """`named`: field, value, and what holds until it is fixed."""
     if not keys:
         return
     field, value, mend = named

@@ -69,7 +69,7 @@ def only_password_differs(before: str, url: str) -> None:
     """
     try:
         same = _without_password(before) == _without_password(url)
-    except ValueError:  # brackets around what is no IPv6 address
+    except ValueError:  # brackets around what is not an IPv6 address
         same = False
     if not same:
         remedy = "write the same URL with the new password, or restart the service"
@@ -111,7 +111,7 @@ def read_secret_lines(path: Path, field: str, lines_max: int = 1) -> Sequence[st
         remedy = "name a text file that this user may read"
         raise errors.system_error(errors.SettingError, error, "be read", path, field=field, remedy=remedy) from error
     if not stat.S_ISREG(kind):
-        raise refuse("is no file", "name a text file")
+        raise refuse("is not a file", "name a text file")
     if kind & stat.S_IRWXO:
         raise refuse(f"others may read or change it (mode {stat.S_IMODE(kind):04o})", f"chmod o= {path}")
     try:

@@ -1,7 +1,7 @@
 """TLS of services by PEM files, which are read again when they change: a renewed certificate needs no restart.
 
 One authority, `tls_ca`, signs the certificates of all services of a cluster. Where it is set each side of a connection
-shows its certificate, and nobody else is let in.
+shows its certificate, and no other caller is accepted.
 """
 
 import math
@@ -54,7 +54,7 @@ class Tls:
         not those of clients alone. `serves`, `calls`: what our certificate has to be good for.
 
         Raises:
-            SettingError: a file cannot be read, or is no PEM; certificate and key are no pair; the certificate has
+            SettingError: a file cannot be read, or is not PEM; certificate and key are not a pair; the certificate has
                 expired, is another authority's, or is not for what it is used for.
         """
         if (certificate is None) != (key is None):
@@ -221,7 +221,7 @@ def _seconds(certificate: Mapping[str, Any]) -> float:
 NAMES_ANOTHER: Final = "the certificate names somebody else"
 _FOREIGN: Final = ("the certificate is another authority's", "take one that {ca} signed")
 _NAME_IT: Final = (NAMES_ANOTHER, "take one that names it (subjectAltName)")
-# What Python and gRPC say where a certificate is not accepted: what it is, and what mends it.
+# What Python and gRPC say where a certificate is not accepted: what it is, and what fixes it.
 REASONS: Final = {
     "certificate has expired": ("the certificate has expired", "renew it"),
     "certificate is not yet valid": ("the certificate is not valid yet", "set the clocks, or take another"),
@@ -237,7 +237,7 @@ REASONS: Final = {
 
 
 def explain(said: str, ca: str = "tls_ca") -> tuple[str, str] | None:
-    """Explain what a TLS library said: what is wrong, and what mends it; None: it is not about certificates."""
+    """Explain what a TLS library said: what is wrong, and what fixes it; None: it is not about certificates."""
     for text, (why, remedy) in REASONS.items():
         if text in said:
             return why, remedy.format(ca=ca)

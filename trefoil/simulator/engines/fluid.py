@@ -100,7 +100,7 @@ class FluidEngine:
         self._installed: tuple[Route, list[SliceService]] | None = None
 
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
-        """Set route and services from now on; who waits is shared out anew."""
+        """Set route and services from now on; who waits is shared out again."""
         self._install(dispatchable(routes[self._family], services[self._family], self._router), services[self._family])
 
     def on_carbon(self, ratio: float | None, now_s: float) -> None:

@@ -63,7 +63,7 @@ class Slice:
 
 @dataclass(slots=True)
 class SimulatedDevice:
-    """Device and what it has drawn so far [J]. `wanted`: what it was last told to be."""
+    """Device and what it has drawn so far [J]. `wanted`: its last commanded state."""
 
     place: Device
     type: DeviceType
@@ -142,7 +142,7 @@ class Hardware:
         device.status = device.served = device.rates = self._nodes = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
-        """Status of every node; made anew only when something has changed."""
+        """Status of every node; made again only when something has changed."""
         if self._nodes is None:
             held: dict[tuple[str, str], list[DeviceStatus]] = {}
             for device in self.devices.values():

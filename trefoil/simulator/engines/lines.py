@@ -1,6 +1,6 @@
 """Families of a request engine and their lines: requests of one family on one slice, and how the slice computes them.
 
-`OwnLine`: the slice serves nobody else, and each request is computed by itself: its end is known when it is sent.
+`OwnLine`: the slice serves no other family, and each request is computed by itself: its end is known when it is sent.
 `SharedLine`: batches form on an instance, and whatever computes on the slice (its `Place`) at once is slowed by
     trefoil/core/interference.py; what is left of each batch is computed again when one begins or ends there.
 Draws: each line has a stream of random numbers. So the same request on the same slice takes the same time under two
@@ -38,7 +38,7 @@ Request = tuple[Ticket, Pick]
 
 @dataclass(slots=True, eq=False)
 class FamilyLines:
-    """State of one family, or of a stage of one, which passes on to `following` what is no answer yet. `items_alike`:
+    """State of one family, or of one stage, which passes unfinished requests to `following`. `items_alike`:
     of every request, 0 where they are drawn. `cost_s`: mean service time of its slices, where the queue reads it.
     """
 
@@ -130,7 +130,7 @@ class Line:
 
 @dataclass(slots=True, eq=False)
 class OwnLine(Line):
-    """Line on a slice of its own: when it can compute next. `instances_s`: the same of several instances, a heap."""
+    """Line on a separate slice: when it can compute next. `instances_s`: the same of several instances, a heap."""
 
     free_s: float = field(init=False, default=-math.inf)  # time may begin below zero
     times_s: list[float] = field(init=False, default_factory=list)  # drawn ahead, the next one last

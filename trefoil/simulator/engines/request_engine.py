@@ -371,7 +371,7 @@ class RequestEngine:
         heappush(self._events, (back_s, ticket.id, IS_BACK, line, ticket, pick, start_s, service_s))
 
     def _answer(self, line: Line, ticket: Ticket, pick: Pick, service_s: float) -> None:
-        """An answer is back: its credit goes to whoever waits."""
+        """An answer is back: its credit goes to a waiting request."""
         family, latency_s = line.family, self._now_s - ticket.arrived_s
         if family.following is None:
             line.latency_s.append(latency_s)

@@ -1,4 +1,4 @@
-"""Figure of a run over time. Made without pyplot, so that nothing but the figure itself is touched."""
+"""Figure of a run over time. Made without pyplot, so that only the figure itself is touched."""
 
 from collections.abc import Mapping
 from typing import Any, Final

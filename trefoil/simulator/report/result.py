@@ -50,7 +50,7 @@ class FamilySummary:
     floor: float
     """Of the accuracy, as the objective has it."""
     floor_missed: bool
-    """Accuracy is below it by more than `FLOOR_TOLERANCE`: what this run saves is no saving."""
+    """Accuracy is below it by more than `FLOOR_TOLERANCE`: what this run saves is not a saving."""
     mix: Mapping[str, float]
     """Share of the answers by variant."""
     by_device_type: Mapping[str, float]

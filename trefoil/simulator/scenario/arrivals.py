@@ -4,7 +4,7 @@ Serves the simulator, block by block, and the live load generator (trefoil/cli/l
 Formulation: a renewal stream of gamma gaps (mean 1, SCV `gap_scv`) in operational time, mapped to seconds by the
     inverse of the cumulative rate: SCV 1 is a Poisson process whose rate follows the points exactly, SCV 0 a metronome.
 Data: (time, rate) points joined by straight lines, or steps; traces as request_trace.py reads them.
-Deterministic in its generator: gaps are drawn in blocks of their own, and each arrival's time is a function of its
+Deterministic in its generator: gaps are drawn in separate blocks, and each arrival's time is a function of its
     place in operational time alone. So in whatever steps a stream is read, the same bytes come out.
 """
 
@@ -53,7 +53,7 @@ class Rate:
                 "rates must be >= 0, and one of them above 0",
                 field="points",
                 value=rates[:8].tolist(),
-                remedy="mend it",
+                remedy="fix it",
             )
         last = rates if self.steps else np.append(rates[1:], rates[-1])
         widths = np.diff(np.append(times, period_s)) if period_s else np.append(np.diff(times), 0.0)
@@ -191,10 +191,10 @@ class DeepRecSysArrivals(ArrivalStream):
 
 @dataclass(slots=True)
 class RecordedArrivals:
-    """Arrival times that somebody has recorded or made up [s]; a warm-up lies below zero.
+    """Arrival times, recorded or generated [s]; a warm-up is below zero.
 
     Raises:
-        TraceError: they do not ascend, or one is no number.
+        TraceError: they do not ascend, or one is not a number.
     """
 
     times_s: Floats

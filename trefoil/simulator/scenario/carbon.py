@@ -1,7 +1,7 @@
 """Carbon in simulated time: intensities of zones, and what the feed would say beside the reading.
 
-Forecasts are none, the feed's own models, or a perfect one for comparison. The models are told what a live feed would
-have been told: each interval when it begins (the trace's value of it is what the controller plans by), the lead-in of
+Forecasts are none, the feed's own models, or a perfect one for comparison. The models get what a live feed would
+get: each interval when it begins (the trace's value of it is what the controller plans by), the lead-in of
 the trace before that, nothing after it. `perfect` reads the trace ahead: what no forecast can be better than.
 """
 
@@ -149,7 +149,7 @@ class ForecastFeed:
         return None if found is None else found.cir
 
     def _history_until(self, now_s: float) -> History:
-        """Every interval that has begun; told anew when another trace is played."""
+        """Every interval that has begun; computed again for another trace."""
         played, history, count = self.intensity.played, self._history, 2
         if history is None or self._played is not played:
             history, count = History(self.intensity.series), LEAD_IN_MAX

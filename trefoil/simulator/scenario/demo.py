@@ -30,7 +30,7 @@ from trefoil.simulator.scenario.schema import Scenario
 from trefoil.simulator.simulation import Simulation
 
 OBJECTIVE_LEAD_S: Final = 1.0  # as trefoil.cli.demo.run_policy: the objective is set again just before second 0
-FEED_LEAD_S: Final = 2.0  # by then the feed that was started anew, to begin its trace at second 0, is up
+FEED_LEAD_S: Final = 2.0  # by then the feed that was started again, to begin its trace at second 0, is up
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def arrivals_s(demo: Demo, family: str) -> np.ndarray[Any, np.dtype[np.float64]]
 
 
 def simulate_demo(scenario: Scenario, given: Provided, timeline: Timeline | None = None) -> Result:
-    """Simulate one run of the demo: as live, the feed and the objective begin anew just before what counts."""
+    """Simulate one run of the demo: as live, the feed and the objective begin again just before what counts."""
     timeline, inputs = timeline or Timeline(), prepare(scenario, given)
     intensity = inputs.carbon[inputs.zone]
     played = intensity.played

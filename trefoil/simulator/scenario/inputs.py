@@ -54,8 +54,8 @@ CV_MAX: Final = 2.5
 class Provided:
     """Values handed over from Python instead of read from files.
 
-    catalog  what the planner is told (families and rows); truth: what holds before noise, if that is another
-    knows_truth  the planner is told the true figures of these rows, noise included
+    catalog  the planner's estimate (families and rows); truth: what holds before noise, if that is another
+    knows_truth  the planner gets the true figures of these rows, noise included
     arrivals family -> arrival times [s], ascending, from -warmup_s on
     carbon   zone -> (seconds per value, values [g/kWh]) from time zero on
     carbon_before  zone -> values [g/kWh] as long as the zone's own, before time zero, oldest first
@@ -166,7 +166,7 @@ def planner_for(scenario: Scenario) -> Planner:
     """Planner that a scenario names.
 
     Raises:
-        errors.SettingError: a planner of one's own that cannot be used.
+        errors.SettingError: a user's planner that cannot be used.
     """
     return planner_of("", scenario.planned_row)
 
@@ -319,7 +319,7 @@ def _at_items(catalog: Catalog, family: Family, items: float) -> Catalog:
 
 
 def arrivals_of(scenario: Scenario, given: Provided | None = None) -> dict[str, ArrivalSource]:
-    """Arrivals of each family, from the beginning of the warm-up on; they depend on nothing but load and seed.
+    """Arrivals of each family, from the beginning of the warm-up on; they depend on only load and seed.
 
     Raises:
         errors.TraceError, errors.SettingError: a trace or rate that cannot be.

@@ -29,7 +29,7 @@ def _of(words: str) -> frozenset[str]:
 
 
 _BINS: Final = ("second", "minute", "hour", "day")
-"""First columns that number intervals of their own width."""
+"""First columns that number intervals of equal width."""
 _COUNTS: Final = _of(
     "arrival arrivals call calls count counts hit hits inference inferences invocation invocations job jobs message "
     "messages pageview pageviews prompt prompts queries query req reqs request requests task tasks tweet tweets view "
@@ -264,13 +264,13 @@ def token_columns(path: Path, names: Sequence[str], choice: Columns) -> tuple[in
     """Places of the tokens of each request's prompt and of its answer.
 
     Raises:
-        TraceError: rows are no single requests in order, or no column has them.
+        TraceError: rows are not single requests in order, or no column has them.
     """
     lower = [name.lower() for name in names]
     found = [next((lower.index(name) for name in known if name in lower), -1) for known in (_PROMPTS, _ANSWERS)]
     if choice.count >= 0 or choice.minus >= 0 or choice.once >= 0 or min(found) < 0:
         single = choice.count < 0 and choice.minus < 0 and choice.once < 0
-        why = "no columns with the tokens of prompts and answers" if single else "rows are no single requests"
+        why = "no columns with the tokens of prompts and answers" if single else "rows are not single requests"
         raise TraceError(
             f"{path}: {why}", field="arrivals.replay", value=list(names),
             remedy=f"one row a request with {_PROMPTS[0]} and {_ANSWERS[0]}, or set replay to false",

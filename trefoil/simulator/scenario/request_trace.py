@@ -174,7 +174,7 @@ class _Read:
             for place in self.of_tokens:
                 count = self.number(line, row, place)
                 if not (count >= 1 and count == math.floor(count)):
-                    raise self.wrong(line, place, count, "no number of tokens: 1, 2, ...", "mend or remove that line")
+                    raise self.wrong(line, place, count, "no number of tokens: 1, 2, ...", "fix or remove that line")
                 self.tokens.append(count)
             if choice.time >= 0:
                 at = self.time(line, row)
@@ -196,7 +196,7 @@ class _Read:
         text = self.cell(row, place)
         value = number_of(text)
         if value is None:
-            raise self.wrong(line, place, text, "no number", number_remedy(text, "mend that line"))
+            raise self.wrong(line, place, text, "no number", number_remedy(text, "fix that line"))
         return value
 
     def time(self, line: int, row: list[str]) -> float:
@@ -222,7 +222,7 @@ class _Read:
     def counts(self, whole: bool) -> RequestTrace:
         """Trace of counts, once every bin is known to be there."""
         choice, values = self.choice, np.array(self.values, dtype=np.float64)
-        self.refuse(values < 0, choice.count, values, "no count: must be >= 0", "mend that line")
+        self.refuse(values < 0, choice.count, values, "no count: must be >= 0", "fix that line")
         if whole and not choice.per_s:
             self.refuse(values != np.floor(values), choice.count, values, "no count", "0, 1, 2, ...")
         bin_s = self.width_s() if choice.time >= 0 else choice.bin_s
@@ -241,7 +241,7 @@ class _Read:
         """Width of the bins that the times tell.
 
         Raises:
-            TraceError: they tell none, another one than is stated, or a bin is missing or stands twice.
+            TraceError: they tell none, another one than is stated, or a bin is missing or occurs twice.
         """
         choice, place, seconds = self.choice, self.choice.time, self.seconds()
         if seconds.size == 1:
@@ -303,7 +303,7 @@ def _functions(path: Path, names: list[str], rows: Rows, options: TraceOptions) 
     """Azure Functions 2019: a row a function, a column a minute; summed over all, or those of one name (`column`).
 
     Raises:
-        TraceError: minutes are missing, a cell is no count, a setting contradicts it, no row has that name.
+        TraceError: minutes are missing, a cell is not a count, a setting contradicts it, no row has that name.
     """
     minutes = sum(name.isdigit() for name in names)
     begin = len(names) - minutes
@@ -326,7 +326,7 @@ def _functions(path: Path, names: list[str], rows: Rows, options: TraceOptions) 
             place = begin + (bad if bad is not None else len(cells))
             raise TraceError(
                 f"{path} line {line}: no count", field=f"column {place + 1}", value="".join(row[place : place + 1]),
-                remedy="mend that line",
+                remedy="fix that line",
             )  # fmt: skip
         counts += np.array(cells, dtype=np.float64)
         summed += 1

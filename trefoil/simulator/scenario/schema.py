@@ -2,7 +2,7 @@
 
 A TOML file, or the same models made in Python. Unknown keys are refused; every error names field, value and remedy.
 Times are simulated seconds; nothing is scaled but the carbon trace (`carbon.speedup`, as in the live feed).
-Relative paths of a file are looked for beside it first, then in the working folder, then among what ships.
+Relative paths of a file are searched in its folder, then in the working folder, then among shipped files.
 """
 
 import math
@@ -197,7 +197,7 @@ class SimulatedJobs(Settings):
     arrives_h: float = Field(default=0.0, ge=0)
     """When the first is submitted."""
     every_h: float = Field(default=0.0, ge=0)
-    """And again every so many hours, while its deadline lies within the run; 0: once."""
+    """And again every so many hours, while its deadline is within the run; 0: once."""
     complete_by_h: float
     """Deadline, in hours after a job is submitted."""
     min_accuracy: float = Field(default=0.0, ge=0, le=1)
@@ -254,7 +254,7 @@ class Zone(TraceReading):
     trace: Path | None = None
     """CSV of times and intensities."""
     constant_g_per_kwh: float | None = Field(default=None, ge=0, le=1500)
-    """One value for ever."""
+    """One value forever."""
     offset_h: float = Field(default=0.0, ge=0)
     """Begin this late in the trace."""
 
@@ -278,7 +278,7 @@ class Carbon(Settings):
     speedup: float = Field(default=1.0, gt=0)
     """Trace seconds in a simulated second."""
     ratio_after_h: float = Field(default=24.0, ge=0)
-    """Hours of the trace that must be known before routers are told its ratio to the average."""
+    """Hours of the trace that must be known before routers get its ratio to the average."""
     forecast: Literal["none", "persistence", "climatology", "blend", "perfect"] = "none"
     """Forecast by which budgets are planned: a model of the feed, or the trace itself."""
 
@@ -401,7 +401,7 @@ class Scenario(PolicyChoice):
             raise ValueError(f"two nodes have one name: {sorted(n for n in names if names.count(n) > 1)}")
         served = [family.name for family in self.families]
         if len(set(served)) < len(served):
-            raise ValueError(f"a family stands twice: {sorted(n for n in served if served.count(n) > 1)}")
+            raise ValueError(f"a family occurs twice: {sorted(n for n in served if served.count(n) > 1)}")
         for number, jobs in enumerate(self.jobs):
             jobs.check(f"jobs.{number}", served, self.span_s)
         for node in self.nodes:

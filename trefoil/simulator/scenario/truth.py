@@ -1,7 +1,7 @@
-"""Truth and estimate: what the simulated hardware does, and what the planner is told. Two objects, never one.
+"""Truth and estimate: what the simulated hardware does, and what the planner expects. Two objects, never one.
 
 Formulation: every (device type, slice type, variant) has a factor exp(sigma z) on its latency and another on its active
-    energy; every device one on all it draws. Drawn from a generator of their own, in canonical order, so that equal
+    energy; every device one on all it draws. Drawn from a separate generator, in canonical order, so that equal
     seeds give an equal truth whatever else the scenario says.
 """
 
@@ -67,7 +67,7 @@ def pair(
     estimate = Estimate(estimated, _hash([_rows(estimated), dict.fromkeys(devices, 1.0)]))
     assert truth.catalog is not estimate.catalog, "the planner must never hold the truth"
     errs = max(noise.latency, noise.energy) > 0 and bool(told) and not knows_truth
-    assert not errs or _rows(catalog) != _rows(estimated), "noise was asked for, and the planner is told the truth"
+    assert not errs or _rows(catalog) != _rows(estimated), "noise was requested, and the planner gets the truth"
     return truth, estimate
 
 
