@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.prose import AVOIDED, WORDS_MAX, examples, sentences, words
+from tests.support.prose import AVOIDED, RIDDLES, WORDS_MAX, examples, sentences, words
 from trefoil.cli.main import COMMANDS, import_command
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ENTRY_WORDS_MAX: Final = 20
+DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PAGES: Final = [
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
     *("CONTRIBUTING.md", "benchmarks/RESULTS.md"),
@@ -40,7 +41,23 @@ def test_an_entry_of_the_changelog_is_a_line_of_at_most_20_words():
     assert [entry for entry in entries if sum(words(one) for one in sentences(entry)) > ENTRY_WORDS_MAX] == []
 
 
+@pytest.mark.parametrize("package", ["trefoil", "controller", "dispatcher", "power_agent", "carbon_feed"])
+def test_sources_name_the_actor_and_begin_with_a_short_sentence(package):
+    """Comments, docstrings, log lines and messages of errors; of docstrings also the first sentence."""
+    found: list[str] = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        text = path.read_text()
+        found += [f"{path}:{text.count(chr(10), 0, at.start()) + 1}: {at[0]}" for at in RIDDLES.finditer(text)]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, DOCUMENTED) and (about := ast.get_docstring(node)):
+                first = next(sentences(about), "")
+                found += [f"{path}: {words(first)} words: {first}"] if words(first) > WORDS_MAX else []
+    assert found == []
+
+
 def test_faults_are_found():
+    assert all(RIDDLES.search(text) for text in ("# whoever asks", '"is no file"', "# nobody waits", "# told anew"))
+    assert not any(RIDDLES.search(text) for text in ("there is no file", "it is no longer", "the user `nobody`"))
     assert faults(" ".join(["word"] * 26) + ".")
     assert faults("| a | whoever asks |")
     assert not faults("```\n" + "word " * 30 + "\n```\n`" + "word " * 30 + "` is short. " + "word " * 25)

@@ -77,8 +77,7 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class TritonTarget:
-    """Address of a Triton that already runs (host:port of its gRPC), its name for a model, and the family and version
-    that stand for that here."""
+    """Model of a running Triton: its gRPC address (host:port), its name there, and its family and version here."""
 
     address: str
     model: str

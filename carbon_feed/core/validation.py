@@ -158,8 +158,8 @@ def stored_fault(stored: CarbonReading, now_s: float) -> str:
 
 
 def order_fault(stored: CarbonReading, epoch: int, as_of: int) -> str:
-    """Fault of a stored reading's place in the order of all, given the highest epoch that its role was taken under and
-    the last revision known here; "" where it has none."""
+    """Fault in the order of a stored reading, "" if there is none. Given: the highest epoch of its role, and the last
+    revision known here."""
     if stored.epoch > epoch:
         return f"epoch {stored.epoch}, and the role was taken under {epoch}"
     return f"revision {stored.as_of} after {as_of}" if stored.as_of > as_of + EPOCHS_AHEAD_MAX else ""

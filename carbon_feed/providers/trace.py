@@ -54,7 +54,7 @@ class TraceProvider:
 
     def _observation(self, held: Bin) -> Observation:
         made_up = self._trace.synthetic or self._trace.filled > 0
-        method = f"mean of {self._playback.bin_s / HOUR_S:g} h, played {self.speedup:g} times as fast"
+        method = f"mean of {self._playback.bin_s / HOUR_S:g} h, replayed {self.speedup:g} times as fast"
         if self._trace.filled:
             method += f"; {self._trace.filled} of its rows are filled in"
         if held.estimated:

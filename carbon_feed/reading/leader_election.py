@@ -1,6 +1,6 @@
 """Leader election of a zone: one process of the cluster polls and writes, under a lease with a rising epoch.
 
-Renewed twice a second, so that an emptied Redis is noticed well within one. The epoch is kept on disk, too: whoever
+Renewed twice a second, so that an emptied Redis is noticed well within one. The epoch is kept on disk, too: an
 emptied Redis cannot send it back. While Redis is silent the role is ours for as long as no other process can have it.
 
 A disk that takes no epoch does not keep a feed from leading: readings are worth more than the guard against an emptied

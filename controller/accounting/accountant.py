@@ -235,9 +235,9 @@ class Accountant:
         return now_s - since_s, found
 
     async def _take_over(self, epoch: int) -> None:
-        """Go on from what this process or its disk knows; where Redis says that more is accounted, which another
-        controller did then, from what it holds. So too where totals stand and nothing proves how far each stream is in
-        them: what the streams hold by now is left out then."""
+        """Continue from this process's or its disk's state. If Redis has later accounts, of another controller,
+        continue from those. So too if totals exist without positions in the streams: present samples are then left
+        out."""
         told: dict[str, tuple[int, float]] = {}
         if not self._epoch:
             self._past = {hour: dict(each) for hour, each in self._disk.load_plain("spent").get("hours", {}).items()}

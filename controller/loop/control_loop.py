@@ -247,7 +247,7 @@ class ControlLoop:
         """End a loan: the next tick plans with the device again. One that has ended already is not an error.
 
         Raises:
-            errors.SettingError: it is lent to somebody else.
+            errors.SettingError: it is lent to another holder.
         """
         async with self._turn():
             self._leadership.require()

@@ -12,7 +12,7 @@ from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.runtime import codec
 
 SHIPPED: Final = Path(__file__).resolve().parents[1] / "forecasters" / "lstm.onnx"
-TRAIN: Final = "write it anew with `trefoil forecast train`"
+TRAIN: Final = "write it again with `trefoil forecast train`"
 
 
 class OnnxNetwork:

@@ -169,8 +169,8 @@ class Column:
 
 @lru_cache(maxsize=65536)
 def _pieces(tiers: tuple[tuple[int, float], ...], saturation_per_s: float) -> tuple[Piece, ...]:
-    """Between two tiers every further slice adds what those up to the lower one added in the mean, and no more than it
-    could do alone: the more slices, the more each adds, so that this is below the law. The last tier is flat.
+    """Rates between two tiers: each further slice adds the mean of the slices up to the lower tier, at most its own
+    rate alone. By the law each further slice adds more, so this is a lower bound. The last tier is flat.
     """
     found = []
     for at, (size, rate) in enumerate(tiers):

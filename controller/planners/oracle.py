@@ -1,7 +1,7 @@
 """ORACLE: the best standardised configuration, found by looking at all of them, in no time.
 
 Source: CLOVER (SC 23) section 5.1: exhaustive offline profiling, the same mix and partition on every GPU.
-Data: the profile (or outcomes that somebody measured, by family and graph), intensity, objective.
+Data: the profile (or measured outcomes, by family and graph), intensity, objective.
 Decision: the graph of one device with the largest f (Eq. 3) among those that keep SLO and accuracy threshold.
 Formulation: every graph (1,282 for four variants on an A100) is served once per load by `clover/profile_estimator.py`,
 all of them on the same requests; intensity only rescales the joules.

@@ -95,8 +95,8 @@ class KeptFiles:
         return Revision(*self._disk.load_plain(LED).get("taken_over", ()))
 
     async def _left(self, epoch: int) -> tuple[list[KeptFile], set[str]]:
-        """Files of the controller that led last, those that are signed where they have to be, else those of an epoch up
-        to the last that was led under; and names of those that hold something else than such a file.
+        """Files of the last leader, and names of invalid ones. Valid: signed, where signatures are required; else of an
+        epoch up to the last one of a leader.
         """
         known = max(epoch, self._led())
         found, unfit = [], set[str]()

@@ -29,7 +29,7 @@ from trefoil.runtime.telemetry import Metrics
 
 RENEWALS_PER_TTL = 4
 NO_KEYS = PlanKeys("")
-ANEW = "start it again: it goes on from what the other has left"
+ANEW = "start it again: it continues from the other's state"
 COPY_S = 2.0  # a standby copies what the other leaves so often: Redis may be emptied
 
 
@@ -121,7 +121,7 @@ class Leadership:
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
 
     async def _highest_obeyed(self) -> tuple[int, int]:
-        """Epoch that this disk knows, and the highest that it knows or a reader obeys; each that is too far beyond the
+        """Epoch on this disk, and the highest of it and those that readers obey. A reader's epoch too far beyond the
         disk's is left out, so that one false value neither uses epochs up nor hides the others."""
         acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
         seen = (*self._epochs_seen(), *(ack.table.epoch for ack in acks.values()))

@@ -1,7 +1,7 @@
 """Lets callers in: by token, role and limit. The same for gRPC, streams, REST and the admin port.
 
-Without a tenants file, and without a token, everybody may ask for everything, as on Triton. Files of tenants and tokens
-are read again when they change; one that cannot be used leaves the last good one in force.
+Without a tenants file, and without a token, every caller may send every request, as on Triton. Files of tenants and
+tokens are read again when they change; one that cannot be used leaves the last good one in force.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""What KServe v2 asks beside inference, answered for every front.
+"""KServe v2 calls besides inference, answered for every front.
 
 Clients see one ordinary Triton that serves families; variants and slices are ours. What is not offered answers
 UNIMPLEMENTED with the reason, never silence.

@@ -92,8 +92,8 @@ class Contracts:
         return self._known.get(family)
 
     async def fetch(self, family: str) -> Contract:
-        """Contract of a family, asked of a live slice if it is not known yet; of one that is split, from the inputs of
-        its first stage to the outputs of its last.
+        """Contract of a family, read from a live slice if it is not known yet. A split family has the inputs of its
+        first stage and the outputs of its last.
 
         Raises:
             NotFound: the plan routes no such family.

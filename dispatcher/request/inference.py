@@ -222,8 +222,8 @@ class Inference:
             raise
 
     def _drop_if_late(self, request: Request, pick: Pick, left_s: float, now_s: float, contended: bool) -> None:
-        """Drop a request that its slice would only answer when its client has gone; where it waited for its credit and
-        others still do (`contended`), else only one whose time is up."""
+        """Drop a request whose deadline has passed. While others wait for a credit (`contended`), also drop one that
+        its slice is predicted to answer too late."""
         ticket, times = request.ticket, self._evidence.times
         predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s) if contended else 0.0
         if left_s > predicted_s:
@@ -255,9 +255,9 @@ class Inference:
         return outcome
 
     def _record_unanswered(self, request: Request, code: str, service_ms: float) -> None:
-        """Book what a slice executed of a request that has no answer. Triton continues with what nobody waits for any
-        longer; one that failed took as much as its time is of that of like requests. Tokens are booked as they come,
-        but the prompt of a stream that gave none was read all the same, which is worth one."""
+        """Account for what a slice executed of a request without an answer. Triton continues an abandoned request to
+        its end, so it counts whole. A failed one counts by its time, as a share of that of like requests. Tokens count
+        as they come; the prompt of a stream without tokens counts as one."""
         ticket, pick = request.ticket, request.pick
         assert pick is not None
         share = 1.0

@@ -286,7 +286,7 @@ class Peers:
         task.add_done_callback(self._closing.discard)
 
     async def _watch(self, link: PeerLink) -> None:
-        """Follow the state of a connection. Refused after it stood, or on a socket of this host: nobody is there."""
+        """Follow the state of a connection. Refused after it stood, or on a socket of this host: the worker is dead."""
         ready, failed = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
         stood = False
         while True:

@@ -36,9 +36,9 @@ _propagator: Final = TraceContextTextMapPropagator()
 
 
 def tracer_provider(local: LocalWorker) -> TracerProvider:
-    """Provider that sends spans in batches to the collector of the settings, from a thread; what it cannot send in
-    EXPORT_S, nor keep (2048 spans), is dropped. What is left goes out at the end of the process. OTEL_* variables hold:
-    the sampler, among others.
+    """Provider that sends spans in batches to the configured collector, from a thread. Spans that it cannot send in
+    EXPORT_S, nor keep (2048), are dropped. The rest is sent at the end of the process. OTEL_* variables apply, e.g. for
+    the sampler.
     """
     endpoint = local.settings.otel_endpoint
     resource = Resource.create({SERVICE_NAME: "trefoil-dispatcher", SERVICE_INSTANCE_ID: worker_name(local.id)})

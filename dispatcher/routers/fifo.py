@@ -3,7 +3,7 @@
 Source: CLOVER section 4.1 (one FIFO of requests; an instance that finishes pulls the next one).
 Data: live targets k of the route with credits c_k; weights are not read.
 Decision: the slice that serves a request.
-Formulation: on arrival, if nobody waits and some slice has a credit: the one with the fewest requests in flight, then
+Formulation: on arrival, if no request waits and a slice has a credit: the one with the fewest requests in flight, then
     the longest idle. Otherwise wait; a slice with a free credit takes the request that waits longest.
 Deviations: CLOVER's instances hold one request at a time; here c_k, of which one executes and the rest hide the way
     there. The variant mix is what the pool yields: it follows speed and load, so a plan's accuracy does not bind.

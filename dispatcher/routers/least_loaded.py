@@ -4,7 +4,7 @@ Source: shortest expected delay, as in the Linux virtual server (IPVS `sed`) and
 Data: live targets k with credits c_k and weights w_k (a planner's share of the traffic stands for a slice's speed).
 Decision: the slice that serves a request.
 Formulation: of the slices with a credit argmin (n_k + 1) / w_k, n_k requests in flight, then the longest idle.
-    Nobody has a credit: wait in one line; the first credit that comes free takes the request that waits longest.
+    No slice has a credit: wait in one queue; the first credit that comes free takes the request that waits longest.
     Targets without weight get nothing, unless no other is live: then all weigh the same.
 Deviations: a slice must have a credit; under load the line decides, as in `fifo`, and shares follow speed: they do not
     bind as `weighted` binds them.

@@ -264,7 +264,7 @@ class TieredRouter(ABC):
         return None
 
     def next_s(self) -> float | None:
-        """Nobody is held back for a time."""
+        """No request is held back for a time."""
         return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:

@@ -128,7 +128,7 @@ class Weighted:
         return None if account is None else self._credits.take(account)
 
     def next_s(self) -> float | None:
-        """Nobody is held back: what goes, goes when a request comes or ends."""
+        """No request is held back: picks happen when a request comes or ends."""
         return None
 
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:

@@ -151,7 +151,7 @@ class AsyncFamilyQueue:
         return self._queue.only_jobs(slice_)
 
     def submit_idle(self, ticket: Ticket, slice_: SliceKey) -> Pick | None:
-        """A credit of a slice while it is idle and nobody waits, for a request of a job; None: it does not wait."""
+        """A credit of a slice while it is idle and no request waits, for a request of a job; None: it does not wait."""
         if ticket.family in self._moved_to:
             return self._moved_to[ticket.family].submit_idle(ticket, slice_)
         return self._queue.submit_idle(ticket, slice_, self._clock.monotonic_s())

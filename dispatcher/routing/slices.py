@@ -32,7 +32,7 @@ class Connection:
         self.endpoint = endpoint
         self.channel = channel
         self.cut_reason = ""
-        """Why its calls were cut off: they then end as cancelled, though nobody left."""
+        """Why its calls were cut off: they then end as cancelled, though no client left."""
         self.gone = False
         """Cut off because its host is gone: no answer of it can come any more."""
 

@@ -294,7 +294,7 @@ class LoadCounters:
         cell.answers.clear()
         cell.answered += len(items)
         cell.items += sum(items)
-        if key[3] != JOB_CLASS:  # nobody waits for items of jobs: their times say nothing of an objective
+        if key[3] != JOB_CLASS:  # no client waits for items of jobs: their times do not concern an objective
             cell.latency, cell.queue = _with(cell.latency, latency_ms), _with(cell.queue, queue_ms)
         cell.service = _with(cell.service, service_ms)
         totals = self._totals(key[0])

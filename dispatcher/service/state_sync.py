@@ -115,7 +115,7 @@ class StateSync:
         self._watchers.discard(queue)
 
     async def _delete_predecessor_ack(self) -> None:
-        """The acknowledgement of the worker whose place we took: it is dead, and nobody should wait for it."""
+        """The acknowledgement of the worker whose place we took: it is dead, and no task should wait for it."""
         dispatcher, worker = self._local.id
         if worker >= RESTART_STEP:
             try:

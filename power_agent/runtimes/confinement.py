@@ -73,8 +73,8 @@ class Confinement:
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
-        """Hold the machine's lock on users, from the choice of one until a process has it; this agent's own where the
-        machine's cannot be written, as in a container or under a systemd unit.
+        """Hold the machine's lock on users, from the choice of one until a process has it. If the machine's lock cannot
+        be written, as in a container or under a systemd unit, hold this agent's.
 
         Raises:
             StartError: the lock cannot be had.

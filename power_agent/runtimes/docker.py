@@ -342,7 +342,7 @@ def mounts(launch: SliceLaunch) -> list[docker.types.Mount]:
 
 
 def own_user() -> str:
-    """User and group of the agent, or nobody where the agent is root."""
+    """User and group of the agent, or `nobody` where the agent is root."""
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else NOBODY
 
 

@@ -71,7 +71,7 @@ class GpuAccess:
                 where = ", ".join(map(str, folders))
                 raise refused(
                     self._method,
-                    f"no CDI specification in {where} has {KIND}={uuid} ({why or 'it was written anew'})",
+                    f"no CDI specification in {where} has {KIND}={uuid} ({why or 'it was written again'})",
                     f"run `{self._refresh or 'nvidia-ctk cdi generate'}` as root, let docker_cdi_refresh do it, or set "
                     "docker_gpu=runtime",
                 )

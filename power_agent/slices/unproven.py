@@ -268,7 +268,7 @@ class Unproven:
         except TrefoilError as error:
             return f"it cannot be kept: {error}"
         if key in node.slices:
-            return "its slice has been planned anew meanwhile"
+            return "its slice has been planned again meanwhile"
         self._take(part)
         if trouble:
             part.fail(f"adopted without a journal, {trouble}", clock.now_s())

@@ -117,7 +117,7 @@ class SliceLaunch:
     repository: Path
     grpc_target: str  # "127.0.0.1:8200", for the agent itself
     metrics_url: str  # "http://127.0.0.1:8201/metrics"
-    published_target: str  # "gpu7:8200", for everybody else
+    published_target: str  # "gpu7:8200", for other hosts
     published_metrics_url: str  # "" = no other process reaches them
     shm_prefix: str  # /dev/shm/<prefix>* belongs to this slice; see clean_shared_memory
     source: Path  # the shared model_repository that the repository's links lead to

@@ -11,6 +11,13 @@ AVOIDED: Final = re.compile(
     re.IGNORECASE,
 )
 """Words that most readers have to read twice."""
+RIDDLES: Final = re.compile(
+    r"\b(?:[Ww]hoever|[Ss]omebody|[Aa]nybody|(?<![`(])[Nn]obody(?!`)|anew|heed(?:s|ed)?|thereof|for ever\b(?!y)|"
+    r"(?<![Tt]here )(?:is|are) no (?!(?:better|choice|earlier|faster|further|higher|larger|later|less|longer|lower|"
+    r"matter|more|need|one|other|reason|room|shorter|slower|smaller|such|way|worse)\b)[a-z])"
+)
+"""Words of a source's comments, docstrings and messages that name no actor or no thing: "is no file" for "is not a
+file". Texts of a program have many words of AVOIDED in another sense; these have one sense."""
 FENCE: Final = re.compile(r" *(`{3,})")
 ITEM: Final = re.compile(r"^ *(?:[-*]|\d+\.) +")
 

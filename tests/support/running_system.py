@@ -104,7 +104,7 @@ NODE = NodeStatus(
 
 READING = CarbonReading(
     Series("demo", Method.AVERAGE, Factors.LIFECYCLE), intensity_g_per_kwh=249.0, provider="trace", simulated=True,
-    estimation_method="mean of 4 h, played 12 times as fast",
+    estimation_method="mean of 4 h, replayed 12 times as fast",
 )  # fmt: skip
 
 TOTALS = {  # of the launch's hours, by family

@@ -104,8 +104,8 @@ def labels_of(labels: object) -> dict[str, str]:
 
 
 def sound(series: Sequence[MetricSeries], notes: list[str]) -> list[MetricSeries]:
-    """Series that are read, by their names in `SERIES` and in the units of quantities, without samples below 0, not
-    finite, or beyond `MOST`; `notes` gets how many these were."""
+    """Series by their names in `SERIES`, in the units of quantities. Samples below 0, not finite, or beyond `MOST` are
+    left out; `notes` gets their number."""
     found, dropped = list[MetricSeries](), Counter[str]()
     for one in series:
         if (name := known_name(one.name)) in SERIES:

@@ -4,7 +4,7 @@
 
 For each kernel of a pass of one item (of n by the entry `"": [n]`) ONNX Runtime says the shapes that went in and came
 out, so nothing is guessed: `macs` of convolutions, matrix products and recurrent layers, `written` elements of all
-outputs, `kernels` that are no mere change of shape, and the operators whose multiply-adds are not counted, with their
+outputs, `kernels` without mere changes of shape, and the operators whose multiply-adds are not counted, with their
 number; and `operators`, each with its FLOPs (two a multiply-add, elsewhere one an element), the bytes that it reads
 and writes, shape and type of its first output, and types and shapes of its inputs that are there.
 """

@@ -45,8 +45,8 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class OperatorScore:
-    """Score of an operator, and the time that it takes at the highest clock; `source` says where both come from, and
-    `samples` how many requests were answered for them."""
+    """Score of an operator, and its time at the highest clock. `source`: origin of both; `samples`: number of answered
+    requests."""
 
     name: str
     operator: str

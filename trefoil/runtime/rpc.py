@@ -201,7 +201,7 @@ def check_listener(
 
 
 def check_port(address: str) -> None:
-    """Check that nobody listens at host:port (errors.PortInUse); port 0 and Unix sockets always pass."""
+    """Check that no process listens at host:port (errors.PortInUse); port 0 and Unix sockets always pass."""
     if address.startswith("unix:"):
         return
     host, port = split_address(address)
@@ -410,9 +410,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         try:
             if self._audit is not None and not asks_only(method):
-                noted_request = (
-                    request if wrong is None else None
-                )  # nobody has looked how large it is, or what it holds
+                noted_request = request if wrong is None else None  # its size and content are unchecked
                 call = self._audit.record_request(method, peer, scope, noted_request)
             if self._names and self._names.isdisjoint(shown := _shown_names(context)):
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _NO_NAME.format(shown))

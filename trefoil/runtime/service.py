@@ -109,7 +109,7 @@ async def run(components: Sequence[Component], clock: Clock, stop: asyncio.Event
                 return
             ready.append(component)
         gc.collect()
-        gc.freeze()  # else all that is here would be looked through again and again: 50 ms in which nobody is answered
+        gc.freeze()  # else all that is here would be looked through again and again: 50 ms in which no call is answered
         tasks += [
             asyncio.create_task(component.run(), name=f"run {type(component).__name__}") for component in components
         ]
@@ -144,7 +144,7 @@ def main(
                     runner.run(run(components, WallClock()))
                     break
                 except errors.RoleFree as error:
-                    structlog.get_logger().info("starts anew", why=str(error))
+                    structlog.get_logger().info("starts again", why=str(error))
     except errors.TrefoilError as error:
         with contextlib.suppress(OSError):  # of a full disk under stderr: the exit code still says it
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -240,7 +240,7 @@ class ServerComponent:
         await self.server.stop(GRACE_S)
 
     def not_ready(self) -> str:
-        """Reason why nobody should ask this service yet, or any more; "" when all may."""
+        """Reason why this service is not ready; "" when it is."""
         if self._stopping:
             return "the service is stopping"
         return "" if self.server is not None else "the service is starting"
@@ -249,7 +249,7 @@ class ServerComponent:
 class MetricsComponent:
     """Part of the Prometheus endpoint, with `/healthz` and `/readyz`; an empty address means none.
 
-    `not_ready`: reasons why nobody should ask this service, each "" when it does not hold; the first is shown.
+    `not_ready`: reasons why this service is not ready, each "" when it does not hold; the first is shown.
     """
 
     def __init__(self, metrics: Metrics, address: str, clock: Clock, *not_ready: Callable[[], str]) -> None:
@@ -284,7 +284,7 @@ class MetricsComponent:
 def probed(path: str, still_s: float, not_ready: Callable[[], str]) -> tuple[int, str] | None:
     """Status and text of a probe of a service whose event loop has stood still for so long [s]; None: it is none.
 
-    `/healthz` fails where a restart helps, `/readyz` where nobody should ask yet.
+    `/healthz` fails where a restart helps, `/readyz` while the service is not ready.
     """
     if path not in ("/healthz", "/readyz"):
         return None
@@ -428,7 +428,7 @@ class StateComponent:
             await self._clock.sleep(OFFSET_POLL_S if self._answered else FIRST_POLL_S)
 
     def not_ready(self) -> str:
-        """Reason why nobody should ask this service yet: it has never reached Redis. Later Redis may be away."""
+        """Reason why this service is not ready: it has never reached Redis. Later Redis may be unavailable."""
         return "" if self._answered else "Redis has not answered since the start"
 
     def _judge(self, offset_s: float) -> None:

@@ -1,9 +1,9 @@
-"""Stamps of other processes in this process's own time, so that neither a clock that differs nor one that is stepped
-makes a value old, or one that nobody renews look fresh.
+"""Stamps of other processes, translated into this process's time. So another or a stepped clock makes no fresh value
+old, and no old value fresh.
 
-A writer stamps what it renews by its own clock. Two clocks that agree within AGREE_S are taken for one. Where they do
-not, what changes under a reader's eyes was written between this look and the last one, whatever its stamp says: the
-difference is learnt from that, and with it every other stamp of the same writer can be read.
+A writer stamps its values by its own clock. Two clocks that agree within AGREE_S count as one. Otherwise a value that
+changes between two looks was written in between, whatever its stamp says. That gives the difference of the clocks, by
+which all other stamps of this writer are translated.
 """
 
 import math
@@ -19,7 +19,7 @@ AGREE_S: Final = 1.0  # by which two clocks may differ, with the time that a val
 FRESH_S: Final = 5.0  # as old may a stamp be at the first look to be taken for one of a clock that agrees
 WATCH_S: Final = 3.0  # of sight, after which who has renewed nothing is silent, and its clock no longer in question
 GLANCE_S: Final = 1.0  # of sight that one reading is worth at most: between two, Redis may have been away
-FIRST_S: Final = 2.0  # of sight before nobody means nobody: workers write every second
+FIRST_S: Final = 2.0  # of sight before absence counts: workers write every second
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class _Seen:
 class LiveAcks:
     """Acknowledgements of live workers, to be read every second or so. `sight_s`: for how long Redis was read.
 
-    An acknowledgement lives ACK_TTL_S after it was written, also one that somebody has put there for longer; a worker
+    An acknowledgement lives ACK_TTL_S after it was written, also one with a longer lifetime in Redis; a worker
     without one is dead. But an emptied Redis has none
     of the living either, and one that stood still has let them expire: who stopped a slice on that would stop it under
     its requests. So a reader remembers what it has seen, and counts its age only while Redis could be read.
@@ -127,7 +127,7 @@ class LiveAcks:
         self._read_at_s = now_s
         there = {(ack.dispatcher, ack.worker): ack for ack in found}
         unreadable = self._state.unreadable
-        for worker, seen in self._seen.items() if unreadable else ():  # what cannot be read is somebody's all the same
+        for worker, seen in self._seen.items() if unreadable else ():  # an unreadable value has an owner all the same
             if self._state.keys.ack(*worker) in unreadable:
                 there.setdefault(worker, seen.ack)
                 self._seen[worker] = replace(seen, at_s=self.sight_s)
@@ -155,8 +155,8 @@ def _name(worker: tuple[str, int]) -> str:
 
 
 def _offset_s(known_s: float | None, stamp_s: float, from_s: float, until_s: float, sure: bool) -> float | None:
-    """Offset of a stamp that was written between two times, the one known as long as it may be true; no difference of
-    clocks is distinguished from a value's delay. Not `sure` that it was written then: None where clocks seem to
+    """Offset of a stamp that was written between two times; the known offset as long as it may be true. A difference of
+    clocks cannot be distinguished from a delay. Not `sure` that it was written then: None where clocks seem to
     differ."""
     for offset_s in (0.0, known_s):
         if offset_s is not None and from_s - AGREE_S <= stamp_s + offset_s <= until_s + AGREE_S:

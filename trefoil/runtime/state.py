@@ -67,9 +67,9 @@ class _Held:
     lease_data: bytes = b""
     values: dict[str, bytes] = field(default_factory=dict)  # by key, of those that never expire
     types: dict[str, str] = field(default_factory=dict)  # by key, of streams and hashes
-    # Of these the ones that were deleted because somebody had overwritten them: their writer is to hear of it.
+    # Of these the ones that were deleted because they were overwritten: their writer must learn of it.
     deleted: set[str] = field(default_factory=set)
-    attempts: dict[str, bytes] = field(default_factory=dict)  # of which nobody knows whether they were written
+    attempts: dict[str, bytes] = field(default_factory=dict)  # with an unknown outcome
     repaired_s: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -138,9 +138,9 @@ class State:
     # Leases
 
     async def acquire(self, role: str, holder: str, ttl_s: float = LEASE_TTL_S, floor_epoch: int = 0) -> Lease | None:
-        """Acquire a role nobody holds, under a higher epoch than Redis, `floor_epoch` or this process ever saw.
+        """Acquire a free role, under a higher epoch than Redis, `floor_epoch` or this process ever saw.
 
-        None: somebody holds it (also: this process did before it crashed, until that lease expires).
+        None: it is held (also: by this process before it crashed, until that lease expires).
         """
         started_s = self._clock.monotonic_s()
         async with self._guard():
@@ -158,7 +158,7 @@ class State:
     async def renew(self, lease: Lease, ttl_s: float = LEASE_TTL_S) -> bool:
         """Renew a role. False: it is lost (overtaken, expired, or Redis was emptied); acquire it again.
 
-        Every REPAIR_S it also writes again what this role has put and somebody else has overwritten or deleted.
+        Every REPAIR_S it also writes again this role's values that were overwritten or deleted.
         """
         started_s = self._clock.monotonic_s()
         if not self.holds(lease):
@@ -213,7 +213,7 @@ class State:
 
         Raises:
             errors.Fenced: the lease ended, or another holder has overtaken it: nothing was written.
-            errors.StateUnreadable: a stream or hash of the role was overwritten by somebody: it is deleted, and nothing
+            errors.StateUnreadable: a stream or hash of the role was overwritten: it is deleted, and nothing
                 was written; repeat, with everything that the key should hold.
             errors.StateUnavailable: Redis does not answer; whether it was written is not known.
         """
@@ -228,7 +228,7 @@ class State:
                 )
             if lost := held.deleted.intersection(write.key for write in operations):
                 held.deleted -= lost
-                raise state_errors.unreadable(min(lost), "somebody had overwritten it; it is deleted, and empty now")
+                raise state_errors.unreadable(min(lost), "it was overwritten; it is deleted, and empty now")
             held.attempts |= values
             outcome, results = await self._fenced(lease, operations)
             if outcome == fenced.DONE:
@@ -268,7 +268,7 @@ class State:
         await self.write(lease, [Delete(key)])
 
     async def _repair(self, lease: Lease) -> None:
-        """Write again what somebody else has overwritten or deleted of this role's values."""
+        """Write again this role's values that were overwritten or deleted."""
         held = self._of_role(lease.name)
         now_s = self._clock.monotonic_s()
         if now_s - held.repaired_s < REPAIR_S:

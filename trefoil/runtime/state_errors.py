@@ -83,7 +83,7 @@ def translate(error: Exception, timeout_s: float) -> errors.StateUnavailable:
 
 def unreadable(key: str, why: str) -> errors.StateUnreadable:
     """Make the error of a key whose value cannot be read."""
-    remedy = "its writer puts it right; delete it if nobody writes it any more"
+    remedy = "its writer repairs it; delete it if no service writes it any more"
     return errors.StateUnreadable(why, field=key, remedy=remedy)
 
 
@@ -106,7 +106,7 @@ def decode_value(keys: Keys, key: str, cls: type, data: bytes) -> Any:
 
 
 def parse_epoch(data: bytes) -> int:
-    """Parse what stands at an epoch's key; 0 for what nobody has counted to."""
+    """Parse the value of an epoch's key; 0 for an impossible one."""
     return int(data) if data.isdigit() and int(data) <= EPOCH_MAX else 0
 
 
@@ -120,7 +120,7 @@ def parse_sum(name: str, text: str) -> float | None:
 
 
 def believed_epoch(told: int, known: int) -> int:
-    """Epoch that somebody else tells, as far as it can be true; 0 for one that would use up those that there are."""
+    """Reported epoch, as far as it can be true; 0 for one that would use up the remaining epochs."""
     return told if told <= known + EPOCHS_AHEAD_MAX else 0
 
 

@@ -239,7 +239,8 @@ def register_events(driver: Driver, handle: int, mask: int, event_set: int) -> N
 
 
 def event_wait(driver: Driver, event_set: int, _timeout_ms: int) -> dict[str, int]:
-    """Answer nvmlEventSetWait_v2: TIMEOUT at once where hardware would block: nobody can wait inside a driver model."""
+    """Answer nvmlEventSetWait_v2: TIMEOUT at once where hardware would block: no call can wait inside a driver
+    model."""
     event = driver.events.pop(_current(driver, event_set))
     fields = {"device": event.device, "eventType": event.kind, "eventData": event.data}
     return {**fields, "gpuInstanceId": event.gi_id, "computeInstanceId": 0xFFFFFFFF}

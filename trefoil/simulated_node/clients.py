@@ -20,7 +20,7 @@ class _Client:
 
 
 class Clients:
-    """Clients of a driver. `caller`: whose call is being answered; None: nobody's, and nothing is attached."""
+    """Clients of a driver. `caller`: the client of the current call; None: no client, and nothing is attached."""
 
     def __init__(self) -> None:
         self.caller: int | None = None

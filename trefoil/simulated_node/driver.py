@@ -43,7 +43,7 @@ class Driver:
     """State of a driver load; `load_number` makes the handles of another load recognisable.
 
     `settle_s`: how long a clock takes to follow a lock, drawn between these two. `stale_listing`: instances that
-    somebody else destroyed stay listed, with dead handles, until the next nvmlInit (seen: libcudacxx#224).
+    other software destroyed stay listed, with dead handles, until the next nvmlInit (seen: libcudacxx#224).
     """
 
     def __init__(
@@ -139,7 +139,8 @@ class Driver:
             del self._handles[handle]
 
     def keep_listed(self, target: GpuInstance | ComputeInstance) -> None:
-        """Keep an instance listed by a dead handle, when somebody else is about to destroy it; with `stale_listing`."""
+        """Keep an instance listed by a dead handle, when other software is about to destroy it; with
+        `stale_listing`."""
         if self.stale_listing and target in self._handle_of:
             kind = target.profile.id if isinstance(target, GpuInstance) else STALE_MIG_DEVICE
             target.gpu.stale_listed.append((kind, self._handle_of[target]))
@@ -235,7 +236,7 @@ class Driver:
         return self.clients.persistenced and gpu.persistence
 
     def is_unused(self, gpu: Gpu) -> bool:
-        """Whether nobody uses the GPU and nothing keeps it initialised."""
+        """Whether no process uses the GPU and nothing keeps it initialised."""
         return not (gpu.persistence or gpu.processes or gpu.handle_leaked or self.clients.attached_to(gpu.index))
 
     def holders(self, gpu: Gpu) -> tuple[tuple[int, str], ...]:
@@ -246,7 +247,7 @@ class Driver:
         return tuple(sorted(found.items()))
 
     def lose(self, gpu: Gpu) -> None:
-        """Let a GPU fall off the bus: Xid 79 for those who listen, GPU_IS_LOST for everybody, until a reset."""
+        """Let a GPU fall off the bus: Xid 79 for listeners, GPU_IS_LOST for every call, until a reset."""
         self.xid(gpu, LOST_XID)
         gpu.lost = True
 

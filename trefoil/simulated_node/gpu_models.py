@@ -45,7 +45,7 @@ KNOWN_PROFILE_CONSTANTS: Final = 0xA  # this driver branch (R535) knows 0..9; a 
 
 @dataclass(frozen=True, slots=True)
 class GiProfile:
-    """A GPU-instance profile. What media engines it has is nobody's concern here."""
+    """A GPU-instance profile. Media engines are left out."""
 
     name: str
     constant: int
@@ -107,7 +107,7 @@ def _profiles(kind: DeviceType, driver: DriverRow) -> tuple[GiProfile, ...]:
     of = {slice_type.compute_slices: slice_type for slice_type in kind.slice_types}
     rows: tuple[tuple[str, int, int, int, int, int, SliceType | SliceSize, tuple[int, ...]], ...]
     if driver.double_1g is None:
-        rows = (  # starts of an A30: nobody has shown in which order its driver tries them
+        rows = (  # starts of an A30: the order in which its driver tries them is unknown
             (of[1].name, 0, 14, 1, 1, 4, of[1], of[1].starts),
             (of[1].name + "+me", 7, 21, 1, 1, 1, of[1], of[1].starts),
             (of[2].name, 1, 5, 2, 2, 2, of[2], of[2].starts),

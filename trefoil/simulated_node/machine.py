@@ -208,7 +208,7 @@ class Machine:
         return (fault.code, []) if fault is not None and fault.effect == "fail_after" else (0, out)
 
     def send(self, symbol: str, args: Sequence[Any]) -> tuple[int, list[Any]]:
-        """Send one driver call as NvmlShim does, from any thread; a wait moves the machine's time, nobody sleeps."""
+        """Send one driver call as NvmlShim does, from any thread; a wait moves the machine's time, without a sleep."""
         with self._lock:
             pending = self.begin_call(symbol, args)
             self.driver.now_s += pending.delay_s

@@ -4,7 +4,7 @@ It owns driver state, the energy integral and the processes on slices, so that k
 hardware. Ending it is a driver unload: everything on its slices ends with it.
 
 Protocol: Unix stream; 4-byte little-endian length, then JSON {"op", ...}; answer {"result"} or {"error"}. One request
-at a time per connection; connections are served concurrently, so a slow stop blocks nobody.
+at a time per connection; connections are served concurrently, so a slow stop blocks no other call.
 """
 
 import asyncio

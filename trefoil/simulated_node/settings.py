@@ -49,7 +49,7 @@ class NodeSettings(config.Settings):
     symbols_missing: tuple[str, ...] = ()
     """C names that this driver lacks, as an old one does."""
     stale_listing: bool = False
-    """Instances that somebody else destroyed stay listed, with dead handles, until the next nvmlInit."""
+    """Instances that other software destroyed stay listed, with dead handles, until the next nvmlInit."""
     fresh_uuids: bool = True
     """A re-created instance gets another MIG UUID; false = as driver R470, which repeated them."""
     triton_log_mib: Annotated[int, Field(ge=1)] = 16

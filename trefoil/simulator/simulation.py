@@ -98,7 +98,7 @@ def until_resumed() -> Generator[None, None, None]:
 class Simulation(NullPorts):
     """Simulation of one scenario: all of its state, and the ports of its cores.
 
-    What is for logs, metrics, disks and Redis, nobody hears.
+    Output for logs, metrics, disks and Redis is dropped.
     """
 
     def __init__(self, inputs: Inputs, keep_records: bool = False, settings: SimulatedSettings | None = None) -> None:

@@ -395,8 +395,8 @@ def rates_changed(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by:
 
 
 def _early_s(cell: LoadCell, of_device_s: float) -> float:
-    """Half of the mean service time of its answers, where it has none as of its device; of tokens nothing, each is
-    booked when it comes."""
+    """Half of the mean service time of its answers, else of its device's. 0 for tokens: each is counted when it
+    comes."""
     if cell.tokens_out:
         return 0.0
     if not cell.service.total:

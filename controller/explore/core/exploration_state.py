@@ -148,7 +148,7 @@ def fallback_plan(run: Exploration, view: PlanView) -> Plan | None:
 def unplanned_slices_stand(view: PlanView) -> bool:
     """Whether slices still stand that the plan in force has no place for, those of a rollout that was given up, say.
 
-    They go, and until then the room they take is nobody's: a candidate that needs it would be refused for them.
+    They go. Until then a candidate that needs their room would be refused.
     """
     if view.current is None:
         return False

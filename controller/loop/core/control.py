@@ -79,7 +79,7 @@ class ControlCore(DecidingCore):
         """Lend a device: others are planned around it, and it holds what the loan says. Asked again, it is renewed.
 
         Raises:
-            errors.SettingError: plans are not carried out now, or the device is lent to somebody else.
+            errors.SettingError: plans are not carried out now, or the device is lent to another holder.
             errors.Unavailable: without it objectives would be missed (not asked with `force`), or no plan has it.
             errors.DiskUnavailable, errors.Fenced, errors.StateUnavailable: nothing has changed.
         """

@@ -30,7 +30,7 @@ def accept_objective(
 
     Raises:
         InvalidInput: naming field, value and remedy.
-        StaleRevision: somebody else has changed the objective since.
+        StaleRevision: another caller has changed the objective since.
     """
     before = stored.get(wanted.family)
     number = before.number if before else 0

@@ -20,7 +20,7 @@ def unreached_devices(fleet: FleetState, acks: Sequence[TableAck], before: Set[s
     views = [
         {load.slice for load in ack.slices} - {load.slice for load in ack.slices if not load.ejected} for ack in acks
     ]
-    nobody = set.intersection(*views) if views else set()
+    unreached = set.intersection(*views) if views else set()
     asked = {load.slice for ack in acks for load in ack.slices}
     found: set[str] = set()
     for node in fleet.nodes:
@@ -29,7 +29,7 @@ def unreached_devices(fleet: FleetState, acks: Sequence[TableAck], before: Set[s
         devices = {device.device for device in node.devices}
         keys = [part.key for device in node.devices for part in device.slices if part.state in SERVING]
         used = {key.device for key in keys if key in asked}
-        gone = used - {key.device for key in keys if key in asked - nobody}
+        gone = used - {key.device for key in keys if key in asked - unreached}
         found |= devices if used and gone == used else gone | (before & devices)
     return frozenset(found)
 

@@ -1,6 +1,6 @@
 """Estimate of a configuration by its profile: one FIFO that every free slice pulls from, request by request.
 
-Source: CLOVER section 4.3 (a consumer hands the head of the queue to whoever is free), so that the mix of variants
+Source: CLOVER section 4.3 (a consumer hands the head of the queue to a free instance), so that the mix of variants
 follows speed and load; `trefoil.core.queueing.serve_fifo` is the same rule for one mix.
 Data: service time, active joules and accuracy of every class (variant on slice type of device type), rate, SCV of gaps.
 Result: `Outcome`: joules per request with the idle power of every device of the pod, accuracy of the variants that

@@ -86,8 +86,8 @@ def nearly_free(problem: Problem, target: Mapping[str, float], settings: ExactSe
 
 
 def last_point(problem: Problem, family: str, accuracy: float, joules: float) -> str:
-    """What the last point of an accuracy costs, in words, and of these joules of a request; a fleet without end is what
-    it is counted on. Empty: there is none, as nothing serves the family, or nothing is less accurate."""
+    """Text with the price of the last point of accuracy, as joules of a request, on an infinite fleet. Empty: no price,
+    because nothing serves the family, or nothing is less accurate."""
     hull = endless(problem, family)
     if not hull or joules <= 0:
         return ""

@@ -286,8 +286,8 @@ class _Search:
         return min((node.bound for node in (*heap, *([down] if down else []))), default=self._cutoff)
 
     def _choose(self, point: Point, number: int, limits: Limits) -> None:
-        """The best plan of so many mixes, those of all families that cost least more at the prices of a point, and of
-        the configurations that cost no more than they."""
+        """Best plan from a number of mixes: those of all families with the least extra cost at a point's prices. Also
+        the configurations with no more extra cost."""
         reduced = [self._reduced(family, point) for family in range(len(self.master.mixes))]
         together = np.concatenate(reduced)
         room = float(together[_lowest(together, number)].max())

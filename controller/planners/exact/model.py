@@ -37,7 +37,7 @@ class Group:
     """Devices of one type and zone that may take the same configurations and clocks.
 
     `must_stay`: they keep exactly the slices and variants in `hosts` (silent nodes, or the question what staying is
-    worth). `size` counts devices that nobody has to name.
+    worth). `size` counts devices without names.
     """
 
     type: DeviceType

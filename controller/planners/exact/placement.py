@@ -249,7 +249,7 @@ def _fill_empty(
 
 
 def _cut_anew(slots: Sequence[_Slot], hosted: dict[str, list[HostedSlice]]) -> None:
-    """A device whose configuration offers nothing that anybody has two of takes a slice as another device has it."""
+    """A device whose configuration offers no slice of a type that occurs twice takes a slice like another device's."""
     idle = [device for device in {s.device.name: s.device for s in slots}.values() if not hosted[device.name]]
     if not idle:
         return

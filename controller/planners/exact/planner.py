@@ -235,7 +235,7 @@ class ExactPlanner:
 
 
 def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | None:
-    """What governors may choose from: what is planned is enough for the demand, the highest for what nobody foresaw.
+    """What governors may choose from: what is planned is enough for the demand, the highest for unforeseen load.
     Where only the highest carries the mean, a governor has no choice: an end of 0 would be the lowest there is.
     """
     if clocks == "highest":

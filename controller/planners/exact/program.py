@@ -167,7 +167,7 @@ class Builder:
         awake = sum(n for _, n in layouts_of(group))
         cost = awake * awake_w(group.type, group.clocks[0]) * self.problem.weight(group.zone)
         self.program.variable(cost, 1.0, 1.0)
-        for key, number in group.hosts:  # what is hosted without a column is nobody's to use
+        for key, number in group.hosts:  # a hosted model without a column cannot be used
             self._hosted[key] += number
 
     def _devices(self, index: int, group: Group, shapes: Mapping[Slot, int]) -> None:

@@ -306,8 +306,8 @@ def _current_solution(asked: IdentityKey[Problem]) -> Solution | None:
 
 
 def refit(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
-    """Solution with the same slices and the best traffic for an aim; None when they cannot meet it, or when that
-    traffic takes more than the fleet's cap (another split might not: the program says)."""
+    """Solution with these slices and the best traffic for an aim. None if they cannot meet it, or if that traffic takes
+    more than the fleet's cap (another split might not: the program decides)."""
     return _refit(IdentityKey(problem), IdentityKey(aim), IdentityKey(counts))
 
 

@@ -83,7 +83,7 @@ def _from_mixes(problem: Problem, aim: Aim, found: MixedPlan, limits: Limits, pr
     shape = Shape(tight=True, columns=columns, layouts=found.useful | set(found.layouts))
     builder, gap = Builder(problem, aim, shape).build(), PROOF_GAP * limits.gap
     start = builder.program.fixed(builder.whole(found.layouts, found.slices))
-    if start is None:  # split traffic under a cap, or a tolerance: the mixes are no point of the whole program
+    if start is None:  # split traffic under a cap, or a tolerance: the mixes are not a point of the whole program
         return None
     best = _solution(builder, start, 0.0)
     integers = sum(builder.program.integer)

@@ -6,7 +6,7 @@ has, in which configurations, and how much of the load each class takes.
 Formulation: the program of `infadapter` with counts of slices for cores,
   RC = sum of compute slices (a whole GPU without MIG: 1) / all of them,  load_k <= th_k count_k,  counts within the
   configurations
-B is the GPUs that there are; those that serve nobody sleep. Where nothing carries the load: the least accurate variant
+B is the GPUs that there are; idle ones sleep. If no plan carries the load: the least accurate variant
 on as much as it can use. Where slices lie: `exact/placement.py`.
 """
 

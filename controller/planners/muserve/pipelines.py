@@ -2,7 +2,7 @@
 
 Source: AlpaServe (OSDI 23) section 4.2: a simulator of its controller, first come first served, no batches.
 Model: a request goes to the replica of its model whose first GPU has the least work ahead, and through its stages in
-    order; a GPU does one stage at a time, by arrival there, or whoever's turn is earliest where requests come with a
+    order; a GPU does one stage at a time, by arrival there, or the earliest turn if requests come with a
     turn (mu-Serve's scheduler); from GPU to GPU it takes `transfer_s`. A stage takes its
     time at the highest clock, stretched by the law of trefoil/core/power.py with its s; one that runs while the clock
     changes continues at the new one. A GPU draws `active_w(clock)` above idle while it computes.

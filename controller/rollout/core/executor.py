@@ -298,7 +298,7 @@ class RolloutExecutor:
                 if not why:
                     return
             except errors.StateUnavailable as error:
-                # Nobody can be seen to be ready or idle now; time without sight does not count.
+                # Slices cannot be seen to be ready or idle now; time without sight does not count.
                 deadline_s = self._clock.monotonic_s() + timeout_s
                 why = str(error)
             self._leave_if_superseded()

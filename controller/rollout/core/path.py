@@ -196,8 +196,8 @@ def _waypoint_choices(
 
 
 def _beside(now: Devices, goal: Devices, inputs: RolloutInputs) -> Devices:
-    """What runs, and with it on its slices, where that fits, and on free places what comes; nothing if that is nothing
-    that another way has not."""
+    """Running slices, plus new families on them where they fit, plus new slices on free places. Nothing if another way
+    offers the same."""
     found, helps = dict[str, PlannedDevice](), False
     for name, device in now.items():
         before, parts = {part.key: part for part in device.slices}, list[PlannedSlice]()

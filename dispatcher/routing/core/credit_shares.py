@@ -5,7 +5,7 @@ Data: the plan's targets of a family with their credits, in classes (routers/wei
     who shares, best-ranked first; whether all workers are known to share the same way; what this worker held before.
 Decision: who serves the family (`serving_workers`), which credits each has (`entitled_credits`), which a
     worker uses now (`usable_credits`).
-Formulation: m = the largest number of workers among which the credits C_k of every class can be dealt so that nobody
+Formulation: m = the largest number of workers among which the credits C_k of every class can be dealt so that no worker
     has more than UNEVEN of its equal part: max_k ceil(C_k / m) m / C_k <= UNEVEN, C_k >= m. The m best-ranked serve.
     The credits of all classes are dealt in turn, slice by slice, as cards are: credit number j goes to rank j mod m. So
     a slice with credits for all is divided equally, and one with fewer goes whole to some, but each worker has its part

@@ -92,7 +92,7 @@ class _Family:
 
 
 def no_pick(*_: object) -> None:
-    """Router callback before there is a router: nobody goes anywhere."""
+    """Router callback before there is a router: no request moves."""
 
 
 @dataclass(slots=True)

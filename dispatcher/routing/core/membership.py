@@ -102,7 +102,7 @@ class Membership:
         return self._view() != before
 
     def set_leaving(self, leaving: bool) -> bool:
-        """Take no share from now on, if anybody else does; or take one again. True if that is new."""
+        """Take no share from now on, if another worker does; or take one again. True if that is new."""
         changed, self.leaving = leaving != self.leaving, leaving
         return changed
 
@@ -125,8 +125,8 @@ class Membership:
         return member.target if member is not None else ""
 
     def agrees(self, table: Revision, now_s: float) -> bool:
-        """Whether all members count the same sharers as we do and route by this table, and no more may come; also true
-        once AGREE_MAX_S have passed."""
+        """Whether all members agree with this worker on sharers and table, and no member may still join. Also true
+        after AGREE_MAX_S."""
         counts = frozenset(self.sharer_names)
         members = self.members.values()
         if not self._unproven and all(member.table == table and member.counts == counts for member in members):

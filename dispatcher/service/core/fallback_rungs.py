@@ -42,7 +42,7 @@ def active_rungs(dependencies: Dependencies) -> dict[str, str]:
     if dependencies.from_disk:
         found["disk"] = "the table is the one on disk: each of its slices is served once a probe has found it"
     if dependencies.planned and not dependencies.controller and not dependencies.redis_away_s:
-        found["controller"] = "nobody is the controller: the last plan stays in force"
+        found["controller"] = "no controller leads: the last plan stays in force"
     if dependencies.stale_nodes:
         nodes = ", ".join(f"{node} for {age_s:.0f} s" for node, age_s in sorted(dependencies.stale_nodes.items()))
         found["agent"] = f"no status of {nodes}: its slices are served as long as probes from here find them"

@@ -19,7 +19,7 @@ from trefoil.core.errors import Fenced, StaleRevision
 
 FIELD: Final = "plan in Redis"
 BEATEN_S: Final = 4.0
-"""Longer than a leader takes to write again what somebody else has overwritten (state.REPAIR_S and one renewal)."""
+"""Longer than a leader takes to repair overwritten values (state.REPAIR_S and one renewal)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Data: ends of requests by place (a slice and a model on it); how many requests e
 Decision: which places to ask whether they are alive, which to suspect, how much one that came back may get.
 Formulation:
     Silence: a place that has requests and ended none for `quiet_s` is asked. Time is counted in ticks of the caller, a
-        tick as TICK_MAX_S at most: a dispatcher that was stopped itself accuses nobody.
+        tick as TICK_MAX_S at most: a dispatcher that was stopped itself suspects no slice.
     Streaks: `limit` consecutive late or failed requests make a suspicion; one good answer clears them.
     Panic: of each family that a slice serves, at most half of the slices (rounded down) may be out as outliers. When
         all misbehave, it is the load or the clients, and half of a fleet that limps answers more than none.
@@ -193,8 +193,8 @@ class SliceEvidence:
     def on_deadline(
         self, place: Place, variant: str, items: int, waited_s: float, now_s: float, usual: bool = True
     ) -> None:
-        """Count a deadline that passed while the place had the request, which says how long others take if it is
-        `usual`; several in a row that others would have met raise a suspicion. First calls say nothing."""
+        """Count a deadline that passed while the place had the request. A `usual` one shows how long others take.
+        Several in a row that others would have met raise a suspicion. First calls do not count."""
         if now_s - self._lagged_at_s < LAGGED_S:
             return
         slice_ = place[0]

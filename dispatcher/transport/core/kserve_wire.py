@@ -38,9 +38,8 @@ RAW_INPUT_TAG: Final = 0x3A  # field 7, length-delimited, in ModelInferRequest
 
 
 def head_size(data: bytes) -> tuple[int, int, list[tuple[int, int]]]:
-    """Bytes of a ModelInferRequest beside its raw contents, its fields, of which no more are counted than one beyond
-    FIELDS_MAX, and where fields of raw contents begin and end. What cannot be read counts as bytes beside, and nothing
-    is then said of raw contents: parsing all tells what is wrong with it."""
+    """Size of a ModelInferRequest without its raw contents, its number of fields (at most FIELDS_MAX + 1), and where
+    raw contents begin and end. Unreadable bytes count as size, without raw contents: the parser reports their error."""
     at = beside = fields = 0
     raw: list[tuple[int, int]] = []
     with suppress(IndexError):  # it is cut off

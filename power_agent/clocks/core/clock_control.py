@@ -110,7 +110,7 @@ class Ability:
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """Lease that somebody holds. `expires_s` is monotonic and decides; `expires_at_s` is for people.
+    """Lease of a holder. `expires_s` is monotonic and decides; `expires_at_s` is for people.
 
     `range` or `limit` None: left to the plan.
     """
@@ -147,7 +147,7 @@ class LeverFailure:
 class LeverState:
     """The value that was last set, and when; None: the default.
 
-    `certain` is False while nobody knows what the driver has: a call was cut off or failed, a predecessor was killed,
+    `certain` is False while the driver's setting is unknown: a call was cut off or failed, a predecessor was killed,
     the driver was loaded again.
     """
 

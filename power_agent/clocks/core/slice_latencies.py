@@ -113,8 +113,8 @@ class SliceLatencies:
     def stages(
         self, planned: PlannedDevice, device_type: str, clocks: Sequence[ClockPeriod], remembers_s: float
     ) -> tuple[GovernedStage, ...]:
-        """Stages of a device, slice by slice, each with the answers of the last `remembers_s` as they would be at the
-        last of its `clocks`, which ascend; what came before the first of them does not count."""
+        """Stages of a device, by slice, each with the answers of the last `remembers_s`. Answers are scaled to the last
+        of its `clocks`, which ascend in time; answers before the first one do not count."""
         return tuple(
             self._stage(device_type, part.key, hosted, name, clocks, self.heard_s - remembers_s)
             for part in sorted(planned.slices, key=lambda part: part.key)

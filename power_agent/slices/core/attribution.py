@@ -77,7 +77,7 @@ class DeviceReading:
 
     `monotonic_s` counts from the boot of the machine, so two agents on one boot continue each other.
     `driver` names what the counter counts from (boot, driver load, start of an integral): counters of different ones
-    have nothing in common. `counter_uncertainty`: relative error of the counter itself. `busy_s`: what anybody used of
+    have nothing in common. `counter_uncertainty`: relative error of the counter itself. `busy_s`: all use of
     the device since the last reading, in seconds of all of it, where the operating system tells (CPUs).
     `active_w_max`: what all of the device draws above its baseline when it computes without pause, at this clock.
     `power_max_w`: what it can draw at all; 0: not known.

@@ -42,5 +42,5 @@ class Ceiling:
             for node in found.plan.nodes
         )
         forecasts = ", ".join(sorted({d.forecast.model for d in view.demand if d.forecast}))
-        why = f"below {high} MHz, demand by {forecasts or 'nobody'}"
+        why = f"below {high} MHz, demand by {forecasts or 'no host'}"
         return replace(found, plan=replace(found.plan, nodes=nodes, why=why), why=why)

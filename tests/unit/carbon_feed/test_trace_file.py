@@ -135,7 +135,7 @@ async def test_the_default_trace_says_that_it_is_synthetic_and_simulated():
     made = provider(step_s=14_400.0, speedup=2057.142857)
     reading = await made.read(1000.0)
     assert (reading.quality, reading.simulated) == (Quality.ESTIMATED, True)
-    assert reading.estimation_method == "synthetic; mean of 4 h, played 2057.14 times as fast"
+    assert reading.estimation_method == "synthetic; mean of 4 h, replayed 2057.14 times as fast"
     assert reading.api_version.startswith("synthetic_duck_72h.csv@sha256:")
     assert len(made.history(1000.0 - 1e-3, 100)) == 6, "24 h of lead-in in four-hour steps"
 

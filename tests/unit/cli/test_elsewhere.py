@@ -240,7 +240,7 @@ def test_what_keeps_a_command_from_a_controller_is_one_line(serve, token, tmp_pa
     assert "Connection refused" in said(f"127.0.0.1:{port}", "--token-file", token)
     assert "--token-file: " in (no := said(secure.address, *ca, "--token-file", str(wrong)))
     assert "wants another token" in no
-    assert "the certificate names somebody else" in said(f"localhost:{secure.port}", *ca, "--token-file", token)
+    assert "the certificate names another host" in said(f"localhost:{secure.port}", *ca, "--token-file", token)
     assert "no connection: " in said(secure.address, "--tls-ca", str(other.certificate), "--token-file", token)
     assert "no connection: it speaks clear text" in said(serve().address, *ca, "--token-file", token)
     assert "clear text" in said("far.example:1", "--token-file", token)

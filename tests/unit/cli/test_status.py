@@ -46,7 +46,7 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert "receipts cats: no traffic yet" in said
     assert found["overrides"] == ["digits.slo.latency_ms = 75 by command, 90 in the settings"]
     assert found["overrides"][0] in said
-    carbon = "249 g/kWh (simulated: mean of 4 h, played 12 times as fast); over its mean: 0.87"
+    carbon = "249 g/kWh (simulated: mean of 4 h, replayed 12 times as fast); over its mean: 0.87"
     assert carbon in said.replace("\n", " ")
     running.ratio = None
     assert document(tmp_path, "status")["carbon_ratio"][0]["ratio"] is None

@@ -159,7 +159,7 @@ def no_card(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (missing, r"no forecast model .*mine.onnx. Remedy: write it anew with `trefoil forecast train`"),
+        (missing, r"no forecast model .*mine.onnx. Remedy: write it again with `trefoil forecast train`"),
         (without_card, r"no forecast model .*mine.json"),
         (of_another_hash, r"model = '.*mine.onnx': is not the file that its card names"),
         (no_model, r"model = '.*mine.onnx': is not a model of 600 s"),

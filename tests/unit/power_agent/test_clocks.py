@@ -229,7 +229,7 @@ def test_the_cap_of_a_limit_that_this_agent_set_is_no_drift():
     assert reported(LeverState(ClockRange(600, 600)), capped, LeverState(LIMIT.slow)) == ()
 
 
-@pytest.mark.parametrize(("found_w", "says"), [(150.2, ""), (None, ""), (300.0, "somebody else set 300 W")])
+@pytest.mark.parametrize(("found_w", "says"), [(150.2, ""), (None, ""), (300.0, "another process set 300 W")])
 def test_a_limit_that_another_changed_is_reported(found_w, says):
     found = reported(reading=LeverReading(1410, limit_w=found_w), limit=LeverState(LIMIT.slow))
     assert found == ((f"power limit 150 W is not in force: {says}",) if says else ())

@@ -157,7 +157,7 @@ def test_a_cdi_specification_is_written_anew_for_an_instance_that_it_does_not_kn
     [
         ("nvidia-ctk-that-is-not-there", "No such file or directory: 'nvidia-ctk-that-is-not-there'"),
         ("sh -c 'echo no NVML >&2; exit 3'", "no NVML"),
-        ("true", "it was written anew"),
+        ("true", "it was written again"),
         ("", "docker_cdi_refresh is empty"),
     ],
 )
@@ -234,7 +234,7 @@ def test_the_network_of_a_predecessor_is_taken_and_a_stranger_of_its_name_is_ref
     DockerRuntime(Engine(engine.url), SETTINGS).start("b.g1", launch, Path("/logs/b.log"))
     assert "POST networks create" not in engine.calls
     engine.networks["trefoil-prod-node7"]["Options"] = {}
-    with pytest.raises(StartError, match=r"network trefoil-prod-node7 is there.*docker network rm trefoil-prod-node7"):
+    with pytest.raises(StartError, match=r"network trefoil-prod-node7 exists, .*docker network rm trefoil-prod-node7"):
         DockerRuntime(Engine(engine.url), SETTINGS).start("c.g1", launch, Path("/logs/c.log"))
 
 

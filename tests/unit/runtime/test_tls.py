@@ -92,7 +92,7 @@ async def test_only_those_who_show_a_certificate_of_the_authority_are_let_in(our
                     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5.0)
         with pytest.raises(errors.Untrusted, match=r"the certificate is another authority's.*Remedy: take one that"):
             await asked(target, trusting(theirs, foreign))
-        with pytest.raises(errors.Untrusted, match=r"the certificate names somebody else.*Remedy: take one that names"):
+        with pytest.raises(errors.Untrusted, match=r"the certificate names another host.*Remedy: take one that names"):
             await asked(target, trusting(ours, ours.service("controller")), "node1")
 
 
@@ -146,7 +146,7 @@ async def test_a_node_is_obeyed_and_told_the_token_by_its_name_alone(ours):
         assert (await agents.node(NodeStatus("node0", agent_target=target))).node == "node0"
         with capture_logs() as logs:
             assert await agents.node(NodeStatus("node1", agent_target=target)) is None
-        said = f"agent of node1 at {target} gets neither plan nor token: .*names somebody else.*Remedy: .*DNS:node1"
+        said = f"agent of node1 at {target} gets neither plan nor token: .*names another host.*Remedy: .*DNS:node1"
         assert [line for line in logs if line["event"] == "agent does not answer"]
         with pytest.raises(errors.Untrusted, match=said):
             await agents.apply(NodeStatus("node1", agent_target=target), NodePlan())

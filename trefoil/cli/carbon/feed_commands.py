@@ -184,7 +184,7 @@ def health(
 
 def _health_rows(one: ZoneHealth) -> dict[str, str]:
     """One zone as lines of a table."""
-    stale = "beyond its hard limit: the ladder stands in" if one.hard_stale else "soft: asked for anew"
+    stale = "beyond its hard limit: the ladder is used" if one.hard_stale else "soft: fetched again"
     quota = f" of {one.quota_per_day}" if one.quota_per_day else ", no quota"
     forecast = (
         f"{one.forecast_model}, issued {format_time(round(one.forecast_issued_at_s))}" if one.forecast_model else "none"

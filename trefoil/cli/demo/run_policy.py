@@ -188,7 +188,9 @@ async def start_load_and_trace(
         if up_s < starts_at_s + context.scenario.carbon.step_s:
             return load_process, starts_at_s
         await load_process.stop()
-        context.view.say(f"the carbon feed took {up_s - asked_s:.1f} s to start: the load begins anew and waits for it")
+        context.view.say(
+            f"the carbon feed took {up_s - asked_s:.1f} s to start: the load begins again and waits for it"
+        )
         lead_s = 2 * (up_s - asked_s)
     remedy = f"stop what else runs here, or read {launch.state_dir}/logs"
     raise StartError("too slow to start for a trace that begins with the load", field="carbon_feed", remedy=remedy)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def split_family(folder: Path, stages: int, device: str, items: int) -> "list[GraphStage]":
-    """Cut the graph of a family's best variant into stages between any two operators, write them as models beside the
-    family's folder, and add their rows to its profile, which is written again. `items` in the pass by whose roofline on
-    `device` stages are balanced and their s is reckoned.
+    """Cut the graph of a family's best variant into stages between any two operators. Write them as models next to the
+    family's folder, and add their rows to its profile. Stages are balanced, and s is computed, by the roofline of
+    `items` on `device`.
 
     Raises:
         CatalogError: no single tensor passes where it would be cut, or the graph cannot be run.

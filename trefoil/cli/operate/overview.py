@@ -43,8 +43,8 @@ TOKEN_COLUMNS: Final = (
 
 
 async def gather_overview(system: ControllerClient, decisions: int = 0) -> dict[str, Any]:
-    """All that is shown, as JSON values, with so many of the newest decisions; what the controller or Redis would say
-    is left out while they do not answer, and `unknown` says so."""
+    """The whole overview as JSON values, with a number of the newest decisions. Values of a controller or Redis that
+    does not answer are left out and named in `unknown`."""
     if system.local is None:
         return dict(ELSEWHERE) | overview_of(await read_answers(system, WallClock().now_s(), decisions=decisions))
     launch = system.local.launch

@@ -143,8 +143,8 @@ def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> s
 
 
 def first_log_errors(path: Path, since_s: float) -> list[str]:
-    """First warning and first error with a reason that a service has logged since a time [UTC s], in the last
-    LAST_BYTES of its log; empty: none, or the log cannot be read."""
+    """First warning and first error with a reason in the last LAST_BYTES of a service's log, since a time [UTC s].
+    Empty: none, or the log cannot be read."""
     found: dict[str, str] = {}
     for line in last_log_lines(path, LAST_BYTES).splitlines():
         try:

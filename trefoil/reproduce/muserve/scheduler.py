@@ -278,8 +278,8 @@ def _quantiles(name: str) -> dict[str, float]:
 
 
 def _power(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Power and time of all policies at lengths that vary, by queue, under the paper's power; then of one seed with one
-    constant turned, and with GPUs that idle."""
+    """Power and time of all policies at varying lengths, by queue, with the paper's power. Then one seed with one
+    constant changed, and with idle GPUs."""
     base = replace(BASE, duration_s=options.duration_s, lengths="azure_conv", **SETTINGS["busy"])
     points = {f"rate {x:g}": replace(base, rate_per_s=x) for x in options.rates}
     points |= {f"scale {x:g}": replace(base, slo_scale=x) for x in options.slo_scales if x != base.slo_scale}

@@ -2,8 +2,8 @@
 
 HMAC-SHA256 under keys that stand in files, and not in Redis. The plan key, of controllers and agents, signs node plans
 and files. The routes key is derived from it and signs plans, plans of jobs and rungs of budgets: dispatchers hold the
-routes key alone, from which nobody gets the plan key, so that a dispatcher cannot sign what an agent or a controller
-obeys. A signature covers cluster, kind, name, revision and all that is said.
+routes key alone, from which the plan key cannot be computed, so that a dispatcher cannot sign what an agent or a
+controller obeys. A signature covers cluster, kind, name, revision and all that is said.
 
 `python -m trefoil.runtime.security.plan_keys PLAN-KEY-FILE` prints the file of routes keys.
 """
@@ -76,7 +76,7 @@ class PlanKeys:
         """Require keys where other machines can write to Redis, unless the setting `insecure` allows it.
 
         Raises:
-            PlanError: nobody can tell who wrote the plans there.
+            PlanError: the writer of plans there is unknown.
         """
         if not (self or insecure or _only_local(redis_url)):
             why = "other machines write to this Redis, and plans in it are not signed"
@@ -210,7 +210,7 @@ def _digest(key: str, text: str) -> str:
 
 
 def _only_local(redis_url: str) -> bool:
-    """Whether nobody but processes of this machine reaches Redis. Sentinels may name a primary anywhere."""
+    """Whether only processes of this machine reach Redis. Sentinels may name a primary anywhere."""
     url = urlsplit(redis_url)
     if url.scheme.endswith("+sentinel"):
         return False

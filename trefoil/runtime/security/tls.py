@@ -24,7 +24,7 @@ GRPC: Final = ("h2",)  # what both sides of gRPC call themselves (ALPN)
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """PEM files at one moment, tried out. `names`: whom the certificate names. `expires_at_s`: when the first of them
-    ends [UTC s], infinite where nobody looked."""
+    ends [UTC s], infinite if not read."""
 
     certificate: bytes
     key: bytes
@@ -131,7 +131,7 @@ class Tls:
     def _refuse_other_name(self, name: str, names: Sequence[str]) -> None:
         if name and name.lower() not in (each.lower() for each in names):
             raise SettingError(
-                f"does not name {name}, but {', '.join(names) or 'nobody'}",
+                f"does not name {name}, but {', '.join(names) or 'no host'}",
                 field=self._fields[0],
                 value=str(self._pair[0]) if self._pair else None,
                 remedy=f"take one with subjectAltName=DNS:{name}",
@@ -214,11 +214,11 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Mapping[str,
 
 
 def _seconds(certificate: Mapping[str, Any]) -> float:
-    """When a certificate ends [UTC s]; infinite: nobody knows."""
+    """When a certificate ends [UTC s]; infinite: unknown."""
     return ssl.cert_time_to_seconds(certificate["notAfter"]) if "notAfter" in certificate else math.inf
 
 
-NAMES_ANOTHER: Final = "the certificate names somebody else"
+NAMES_ANOTHER: Final = "the certificate names another host"
 _FOREIGN: Final = ("the certificate is another authority's", "take one that {ca} signed")
 _NAME_IT: Final = (NAMES_ANOTHER, "take one that names it (subjectAltName)")
 # What Python and gRPC say where a certificate is not accepted: what it is, and what fixes it.

@@ -180,7 +180,7 @@ class Hardware:
         """True service of a variant on a slice, at the device's clock or another one (0: the highest).
 
         Raises:
-            ProfileMissing: nobody knows.
+            ProfileMissing: unknown.
         """
         clock_mhz = device.clock_mhz if clock_mhz is None else clock_mhz
         index = (device.type.name, key.slice_type, hosted.model, hosted.variant, clock_mhz)

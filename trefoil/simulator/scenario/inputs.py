@@ -268,7 +268,7 @@ def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequ
         absent = missing[:3] or [kind.name for kind in types]
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise errors.ProfileMissing(
-            f"the profile has no row for {', '.join(absent)}{more}: nobody knows what would happen there",
+            f"the profile has no row for {', '.join(absent)}{more}: the outcome there is unknown",
             field=f"families.{served.name}.profile",
             value=str(served.profile or family_folder(served.repository, served.name) / "profile.csv"),
             remedy="profile these slices, give another profile, or set allow_missing = true to leave them unused"

@@ -1,7 +1,7 @@
 """Columns of a trace of requests: which one counts or dates them, by its name, its published format or a setting.
 
 A table either counts the requests of each interval (`second,requests`, `timestamp,qps`), or has one row a request.
-What no name, format or setting says is refused: a wrong guess is a load that nobody offered.
+What no name, format or setting says is refused: a wrong guess would be another load.
 """
 
 import math
