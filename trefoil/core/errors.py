@@ -221,8 +221,9 @@ def listen_error(error: OSError, address: str, field: str = "address") -> StartE
 
 
 @contextmanager
-def in_one_line() -> Iterator[None]:
-    """Turn an error of the system that no part has turned into its own into one line.
+def in_one_line(folder: str = "") -> Iterator[None]:
+    """Turn an error of the system that no part has turned into its own into one line. `folder`: in which all files are,
+    named where the error names none.
 
     Raises:
         StartError: names the path, the system's words and a remedy. A broken pipe and a timeout keep their class.
@@ -232,11 +233,10 @@ def in_one_line() -> Iterator[None]:
     except OSError as error:
         if error.errno is None or error.errno == errno.EPIPE:
             raise
-        if error.filename is None:
+        if not (target := error.filename2 or error.filename or folder):
             raise StartError(
                 system_words(error), remedy=system_remedy(error, "see that this machine allows it")
             ) from error
-        target = error.filename2 or error.filename
         raise system_error(StartError, error, "be used", target, remedy="name one that is there") from error
     except RuntimeError as error:  # of Path.resolve, before Python 3.13
         if not str(error).startswith("Symlink loop"):

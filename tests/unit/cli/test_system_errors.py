@@ -136,6 +136,9 @@ def test_what_no_part_has_turned_into_its_own_error_is_one_line_and_a_bug_is_not
     words = r"^file = '/n': cannot be used .File name too long.[.] Remedy: name a shorter path$"
     with pytest.raises(StartError, match=words), in_one_line():
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "/n")
+    full = r"^file = '/s': cannot be used .No space left on device.[.] Remedy: make room on that disk$"
+    with pytest.raises(StartError, match=full), in_one_line("/s"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(StartError, match=r"^Too many open files[.] Remedy: raise the limit"), in_one_line():
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     for bug in (TimeoutError(), BrokenPipeError(errno.EPIPE, "Broken pipe"), KeyError("x")):

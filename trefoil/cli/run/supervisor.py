@@ -34,18 +34,19 @@ async def supervise(system: System, state_dir: Path, signals: ShutdownSignals, p
     A real node need not answer at once: its Tritons may start for minutes, or wait for a plan to be pinned.
     """
     try:
-        async with Launcher(system, state_dir, say=pipe.say, kill_now=lambda: signals.kill_now) as launcher:
-            answered_s: float | None = None
-            try:
-                answered_s = await first_answer(launcher, WallClock())
-            except StartError as error:
-                if launcher.failure or not system.fleet.real:
-                    raise
-                pipe.say(str(error))
-            assert launcher.launch is not None
-            pipe.ready(launcher.launch.addresses["inference"], answered_s)
-            await launcher.wait_for_failure()
-            raise StartError(launcher.failure)
+        with in_one_line(str(state_dir)):
+            async with Launcher(system, state_dir, say=pipe.say, kill_now=lambda: signals.kill_now) as launcher:
+                answered_s: float | None = None
+                try:
+                    answered_s = await first_answer(launcher, WallClock())
+                except StartError as error:
+                    if launcher.failure or not system.fleet.real:
+                        raise
+                    pipe.say(str(error))
+                assert launcher.launch is not None
+                pipe.ready(launcher.launch.addresses["inference"], answered_s)
+                await launcher.wait_for_failure()
+                raise StartError(launcher.failure)
     except TrefoilError as error:
         pipe.error(str(error))
         return EXIT_ERROR
