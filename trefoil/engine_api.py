@@ -201,7 +201,11 @@ class EngineClient:
                 data += part
                 if len(data) > VECTORS_BYTES_MAX:
                     raise EngineError(f"{target.base}{path} answers more than {VECTORS_BYTES_MAX} bytes", "fault")
-        return vectors_of(data, len(texts))
+        found = vectors_of(data, len(texts))
+        if dimensions and found.numbers.shape[1] != dimensions:
+            why = f"the engine cuts no vectors, they have {found.numbers.shape[1]} numbers"
+            raise EngineError(why, "refused", "leave it out", field="dimensions", value=dimensions)
+        return found
 
     async def probe(self, target: EngineTarget) -> None:
         """Have one token answered, or one text embedded, which alone proves an engine. An engine that is full answers.

@@ -343,6 +343,8 @@ async def test_embeddings_are_the_engines_own_with_its_usage(embedding, engine):
             await embedding.client.embeddings.create(model=CHAT, input=wrong)
     with pytest.raises(openai.BadRequestError, match="no such model, or size"):
         await embedding.client.embeddings.create(model=CHAT, input="a", dimensions=5)
+    with pytest.raises(openai.BadRequestError, match=r"dimensions = 2: .* they have 3 numbers\. Remedy: leave it out"):
+        await embedding.client.embeddings.create(model=CHAT, input="!whole", dimensions=2)
     with pytest.raises(openai.BadRequestError, match="generates no text"):
         await embedding.client.completions.create(model=CHAT, prompt="a")
     await until(lambda: not load(embedding))

@@ -134,6 +134,7 @@ class Engine:
         elif texts[0] == "!html":
             _reply(writer, 200, "text/html", "<html>It works!</html>")
         else:
+            size = 3 if texts[0] == "!whole" else size  # whatever it is asked for, as llama.cpp's server
             rows = [[float(len(text)), float(ord(text[0])), 1.0][:size] for text in texts]
             data = [{"index": at, "embedding": _coded(row, texts[at])} for at, row in enumerate(rows)]
             answer = {"data": data[::-1], "usage": {"prompt_tokens": sum(map(len, texts))}}
