@@ -318,7 +318,7 @@ SHARED: Final[Mapping[str, tuple[str, ...]]] = {
 class CarbonFeedSettings(ZoneFields, ServiceSettings):
     """Settings of the carbon feed, which reads the intensity of one zone or several and publishes it."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {"watchers_max": FIXED}
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("backfill_max", "history_max", "watchers_max"), FIXED)
 
     admin_address: str = "127.0.0.1:8101"
     metrics_address: str = "127.0.0.1:8111"
@@ -329,10 +329,6 @@ class CarbonFeedSettings(ZoneFields, ServiceSettings):
     outlook: ForecastSettings = ForecastSettings()
     zones_file: Path | None = None
     """TOML with further zones, or other ones under a known name."""
-    history_max: int = Field(default=115_200, ge=1)
-    """Entries of carbon:history: 400 days of five minutes."""
-    backfill_max: int = Field(default=2_000, ge=1)
-    """Entries written at once when the history was lost."""
 
     @model_validator(mode="before")
     @classmethod

@@ -284,32 +284,27 @@ class BudgetSettings(Settings):
 class TriggerSettings(Settings):
     """Settings of the triggers: thresholds of controller/observe/core/triggers.py, by the same names."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("carbon_base_g_per_kwh", "load_down_ratio", "load_sigmas", "load_up_ratio", "slo_margin", "slo_requests_min"),
+        FIXED,
+    )
+
     carbon_ratio: float = Field(default=0.05, gt=0)
     """By how much intensity must have moved since the last plan."""
-    carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)
-    """0: compare with the intensity of the last plan."""
-    load_up_ratio: float = Field(default=0.20, gt=0)
-    """By how much p90 demand must exceed the planned one."""
-    load_down_ratio: float = Field(default=0.25, gt=0, lt=1)
-    """By how much it must be below."""
-    load_sigmas: float = Field(default=2.5, gt=0)
-    """... and by how many standard errors of the counted rate."""
     load_hold_s: float = Field(default=5.0, ge=0)
-    """For how long."""
-    slo_margin: float = Field(default=0.02, ge=0)
-    """How far attainment must be below the quantile."""
+    """How long p90 demand must be off the planned one."""
     slo_hold_s: float = Field(default=3.0, ge=0)
-    """For how long."""
+    """How long attainment must be below the quantile."""
     slo_rest_s: float = Field(default=10.0, ge=0)
     """No plan for the SLO sooner than this after another."""
-    slo_requests_min: int = Field(default=50, ge=1)
-    """Answers that attainment must rest on."""
     loss_hold_s: float = Field(default=3.0, ge=0)
     """For how long a device or slice of the plan must be gone."""
 
 
 class RolloutSettings(Settings):
     """Settings of rollouts: timeouts, tries and periods."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {"refusal_retry_s": FIXED}
 
     apply_timeout_s: float = Field(default=5.0, gt=0)
     """How long an agent may take to accept its plan."""
@@ -325,8 +320,6 @@ class RolloutSettings(Settings):
     """How often agents and acknowledgements are looked at."""
     retry_s: float = Field(default=10.0, gt=0)
     """Between attempts at a halted rollout."""
-    refusal_retry_s: float = Field(default=600.0, gt=0)
-    """How long a refused place is planned around without a status to the contrary."""
 
 
 class ExploreSettings(Settings):
@@ -371,15 +364,16 @@ class ControlSettings(Settings):
     """Settings by which the controller decides; `control` of a scenario is this table."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
-        **{
-            name: f"set parts.forecaster.{name}"
-            for name in ("smooth_s", "lookback_s", "slope_s", "slope_sigmas", "growth_ratio_max")
-        },
+        **{name: f"set parts.forecaster.{name}" for name in ("smooth_s", "slope_s")},
         **dict.fromkeys(
-            ("demand_initial_hold_s", "slo_boost_ratio", "slo_boost_max", "receipts", "history_max"), FIXED
+            (
+                "demand_initial_hold_s", "growth_ratio_max", "history_max", "lookback_s", "receipts", "slo_boost_max",
+                "slo_boost_ratio", "slope_sigmas",
+            ),
+            FIXED,
         ),
         "retry_s": "set rollout.retry_s, in a scenario control.rollout.retry_s",
-    }
+    }  # fmt: skip
 
     max_watts: float = Field(default=0.0, ge=0)
     """Cap on the fleet's planned mean power [W]; 0: none. A command (`trefoil objective fleet`) wins until its

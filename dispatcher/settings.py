@@ -43,9 +43,10 @@ class DispatcherSettings(WorkerPlace):
         "transport": "remove it: gRPC is served by libnghttp2 alone",
         **dict.fromkeys(
             (
-                "attempts_max", "connection_age_grace_s", "connection_streams_max", "hang_probe_s", "header_bytes_max",
-                "length_wait_s", "message_s", "probe_timeout_s", "receipts_stale_s", "resets_per_s", "retry_burst",
-                "stale_probe_failures", "windows_pending_max",
+                "attempts_max", "cancel_grace_s", "connection_age_grace_s", "connection_streams_max", "hang_probe_s",
+                "header_bytes_max", "jobs_results_max", "length_wait_s", "log_every_requests", "message_s",
+                "probe_timeout_s", "receipts_stale_s", "resets_per_s", "retry_burst", "stale_probe_failures",
+                "tenants_max", "windows_pending_max",
             ),
             FIXED,
         ),
@@ -74,8 +75,6 @@ class DispatcherSettings(WorkerPlace):
     """The inference and REST ports need no token; not with tenants_file."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose `x-forwarded-for` names the client."""
-    tenants_max: int = Field(100, ge=1)
-    """Tenants that the file may name: each is counted apart."""
     workers: int = Field(1, ge=1, le=64)
     """Processes that share the ports; each takes about 90 MiB and about 2,500 small requests a second."""
     peer_address: str = ""
@@ -126,8 +125,6 @@ class DispatcherSettings(WorkerPlace):
     """Deadlines in a row that pass on a slice before it is probed as late."""
     fault_strikes: int = Field(8, ge=1)
     """Server errors in a row on a slice before a failing probe ejects it as sick."""
-    cancel_grace_s: float = Field(0.5, ge=0)
-    """How long a request whose client left may still run on its slice."""
     deadline_s: float = Field(0.0, ge=0)
     """Deadline of requests that name none, for families without one in `deadlines_s`; 0 = none."""
     deadlines_s: dict[str, float] = Field(default_factory=dict)
@@ -158,8 +155,6 @@ class DispatcherSettings(WorkerPlace):
     """Items of one job, in bytes; also all files of one tenant for batches."""
     jobs_tenant_max: int = Field(20, ge=1)
     """Jobs of one tenant that have not ended. Jobs with kept results, and files for batches: ten times as many."""
-    jobs_results_max: int = Field(16, ge=1)
-    """Clients that read results of jobs at once; as many may read files of batches."""
     jobs_keep_s: float = Field(7 * 86_400.0, gt=0)
     """How long the results of a job stay after it ended, and files for batches after they came."""
     other_zones: tuple[ServingZone, ...] = ()
@@ -169,8 +164,6 @@ class DispatcherSettings(WorkerPlace):
     halved every two years since (Aslan et al. 2018, doi:10.1111/jiec.12630): an upper bound."""
     otel_endpoint: str = ""
     """http(s)://host:port of an OpenTelemetry collector (OTLP over gRPC); empty = no spans. Needs trefoil[otel]."""
-    log_every_requests: int = Field(1000, ge=1)
-    """One canonical log line every so many requests of a family."""
     log_failures_per_s: float = Field(5.0, ge=0)
     """Failed requests are all counted, and logged up to this rate."""
 

@@ -27,6 +27,8 @@ from trefoil.runtime.state import Append, Delete, State
 LOG = structlog.get_logger()
 SAME_S: Final = 1e-3  # two interval starts that differ by less are one
 PAGE: Final = 500  # entries that are read or written at once
+HISTORY_MAX: Final = 115_200  # entries of carbon:history: 400 days of five minutes
+BACKFILL_MAX: Final = 2_000  # entries written at once when the history was lost
 FIRST_LOOK: Final = 4
 LOOK_GROWS: Final = 4
 
@@ -37,7 +39,6 @@ class _HistoryStream:
     def __init__(self, state: State, settings: CarbonFeedSettings, pending_max: int) -> None:
         self._state = state
         self._key = state.keys.carbon_history(settings.series)
-        self._backfill_max, self._maxlen = settings.backfill_max, settings.history_max
         self._pending: deque[CarbonReading] = deque(maxlen=pending_max)
         self._until_s = float("-inf")
         """Start of the newest interval that is in the stream or about to be."""
@@ -48,7 +49,7 @@ class _HistoryStream:
         """Appends of the next part that the stream lacks."""
         assert not self._uncertain, "`start_leading` looks first"
         part = [self._pending[index] for index in range(min(PAGE, len(self._pending)))]
-        return [Append(self._key, replace(reading, epoch=epoch), self._maxlen) for reading in part]
+        return [Append(self._key, replace(reading, epoch=epoch), HISTORY_MAX) for reading in part]
 
     def acknowledge(self, ids: Sequence[str]) -> None:
         """Acknowledge that the first of `appends` are in the stream."""
@@ -85,8 +86,8 @@ class LocalRecorder(_HistoryStream):
     """Recorder of what is at hand: a replay or a setting."""
 
     def __init__(self, state: State, settings: CarbonFeedSettings, provider: Provider) -> None:
-        super().__init__(state, settings, settings.backfill_max)
-        self.history = History(settings.series, settings.history_max)
+        super().__init__(state, settings, BACKFILL_MAX)
+        self.history = History(settings.series, HISTORY_MAX)
         self._provider = provider
         self._known_until_s = float("-inf")
 
@@ -95,8 +96,8 @@ class LocalRecorder(_HistoryStream):
 
     async def start_leading(self, lease: Lease, reading: CarbonReading | None, now_s: float) -> None:
         """Keep a stored history that ours continues; replace that of another replay. Raises like `State.write`."""
-        kept = [stored for _, stored in await self._state.tail(self._key, CarbonReading, self._backfill_max)]
-        ours = [o for o in self._provider.history(now_s, self._backfill_max) if o.record]
+        kept = [stored for _, stored in await self._state.tail(self._key, CarbonReading, BACKFILL_MAX)]
+        ours = [o for o in self._provider.history(now_s, BACKFILL_MAX) if o.record]
         self._uncertain = False
         if ours and not any(o.simulated for o in ours):
             if any(stored.simulated for stored in kept):  # a replay of the same name was here before
@@ -119,7 +120,7 @@ class LocalRecorder(_HistoryStream):
 
     def record(self, reading: CarbonReading, now_s: float) -> None:
         """Record what is in force now; each tick."""
-        new = [o for o in new_observations(self._provider, now_s, self._known_until_s, self._backfill_max) if o.record]
+        new = [o for o in new_observations(self._provider, now_s, self._known_until_s, BACKFILL_MAX) if o.record]
         made = [_as_published(observation, reading) for observation in new]
         for one in made:
             self.history.add(one)
@@ -141,11 +142,11 @@ class SharedRecorder(_HistoryStream):
     def __init__(
         self, state: State, settings: CarbonFeedSettings, provider: Provider, profile: HourOfWeekProfile
     ) -> None:
-        super().__init__(state, settings, settings.history_max)
-        self.history: History = ObservedHistory(settings.series, settings.history_max, self._append_entry)
+        super().__init__(state, settings, HISTORY_MAX)
+        self.history: History = ObservedHistory(settings.series, HISTORY_MAX, self._append_entry)
         self._provider = provider
         self._profile = profile
-        self._entries: deque[CarbonReading] = deque(maxlen=settings.backfill_max)
+        self._entries: deque[CarbonReading] = deque(maxlen=BACKFILL_MAX)
         """The end of the stream, to write it again when it is lost."""
         self._replay_found = False
         self.set_aside = 0
@@ -175,7 +176,7 @@ class SharedRecorder(_HistoryStream):
             await self._state.write(lease, [Delete(self._key)])
             self._replay_found = False
         if self._entries and not await self._state.tail(self._key, CarbonReading, 1):
-            self._pending = deque(self._entries, maxlen=self._maxlen)
+            self._pending = deque(self._entries, maxlen=HISTORY_MAX)
 
     def record(self, reading: CarbonReading, now_s: float) -> None:
         """Record what this process has accepted; also intervals of its answer that are not recorded yet."""
@@ -183,7 +184,7 @@ class SharedRecorder(_HistoryStream):
             return
         self._recorded = reading
         if reading.rung == Rung.NORMAL and self._until_s > float("-inf"):
-            for o in new_observations(self._provider, now_s, self._until_s, self._backfill_max):
+            for o in new_observations(self._provider, now_s, self._until_s, BACKFILL_MAX):
                 if (
                     o.starts_at_s < reading.starts_at_s - SAME_S
                     and o.record
@@ -219,7 +220,7 @@ class SharedRecorder(_HistoryStream):
             return
         key = _entry_key(reading)
         if self._pending and any(_entry_key(waiting) == key for waiting in self._pending):
-            self._pending = deque((w for w in self._pending if _entry_key(w) != key), maxlen=self._maxlen)
+            self._pending = deque((w for w in self._pending if _entry_key(w) != key), maxlen=HISTORY_MAX)
             return
         fresh = reading.starts_at_s > self._until_s + SAME_S
         assert isinstance(self.history, ObservedHistory)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -30,18 +30,16 @@ EXACT_BELOW: Final = 200.0  # expected arrivals up to which the quantile is summ
 
 
 class LastMaxSettings(PartSettings):
-    """What can be set of it. All are at least one bin of load, `slope_s` three."""
+    """What can be set of it. Both are at least one bin of load, `slope_s` three."""
+
+    REMOVED: ClassVar = dict.fromkeys(
+        ("growth_ratio_max", "lookback_s", "slope_sigmas"), "remove it: the program fixes its value"
+    )
 
     smooth_s: float = Field(default=4.0, gt=0)
     """Width of the moving mean of arrivals."""
-    lookback_s: float = Field(default=6.0, gt=0)
-    """How long the largest mean counts."""
     slope_s: float = Field(default=5.0, gt=0)
     """Time over which growth is fitted."""
-    slope_sigmas: float = Field(default=2.0, gt=0)
-    """Standard errors by which growth must be above 0 to count."""
-    growth_ratio_max: float = Field(default=0.5, ge=0)
-    """By how much of the rate a slope may raise the forecast."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from trefoil.runtime.telemetry import Metrics
 
 LOG = structlog.get_logger()
 TICK_S: Final = 1.0
+TENANTS_MAX: Final = 100  # each is counted apart
 NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"
 JOBS_PATH: Final = "/trefoil.dispatcher.v1.Jobs/"
 _FORMAT: Final = "d"
@@ -104,7 +105,6 @@ class AccessControl:
         """Raises `SettingError` for a tenants file that cannot be used."""
         self._path = settings.tenants_file
         self._limits = Limits(settings.state_dir / "dispatcher" / "limits")
-        self._tenants_max = settings.tenants_max
         self._token = None if settings.front_open else settings.token
         self._proxies = tuple(ip_network(each) for each in settings.trusted_proxies)
         self._clock = clock
@@ -222,10 +222,10 @@ class AccessControl:
             return Tenants(own)
         self._watched.append(self._path)
         entries = config.load(TenantsFile, self._path).tenant
-        if len(entries) > self._tenants_max:
+        if len(entries) > TENANTS_MAX:
             raise SettingError(
                 f"{len(entries)} tenants (in {self._path})", field="tenant",
-                remedy=f"have at most tenants_max = {self._tenants_max} of them",
+                remedy=f"have at most {TENANTS_MAX} of them",
             )  # fmt: skip
         self._watched += [entry.token_file for entry in entries if entry.token_file]
         by_digest = dict(own)

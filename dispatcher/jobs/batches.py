@@ -35,7 +35,7 @@ from dispatcher.jobs.core.form import Form
 from dispatcher.jobs.core.job import DEADLINE_MAX_S, ENDED, Job, JobState
 from dispatcher.jobs.files import FOLDER, FileInfo, FilesFolder, FileUpload
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
-from dispatcher.jobs.service import MESSAGE_BYTES, UPLOADS_MAX, JobsAdmin
+from dispatcher.jobs.service import MESSAGE_BYTES, READERS_MAX, UPLOADS_MAX, JobsAdmin
 from dispatcher.request.core.tenants import INFER, Tenant
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2
@@ -200,9 +200,8 @@ class BatchApi:
         self._files.remove(name, tenant)
 
     async def _content(self, ask: HttpRequest, tenant: Tenant, name: str) -> None:
-        if self._readers >= self._local.settings.jobs_results_max:
-            remedy = "try again, or raise the dispatcher's jobs_results_max"
-            raise Unavailable(f"{self._readers} clients read files here", remedy=remedy)
+        if self._readers >= READERS_MAX:
+            raise Unavailable(f"{self._readers} clients read files here", remedy="try again")
         self._readers += 1
         try:
             size = (await on_disk(self._file, tenant.name, name))["bytes"]

@@ -30,6 +30,7 @@ WATCH_S: Final = 0.5
 SAID_S: Final = 30.0  # how often a status is sent again that has not changed
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
 UPLOADS_MAX: Final = 8
+READERS_MAX: Final = 16  # clients that read results at once; as many may read files of batches
 SILENT_S: Final = 60.0  # that a client may send nothing, or read nothing
 UNRESULTED: Final = "CANCELLED"
 """Code of items that were not run because their job had ended."""
@@ -182,9 +183,8 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     async def GetResults(self, request: Any, context: Any) -> None:
         """Results in the order of items, each once."""
         await self._permit(request.id, context)
-        if self._readers >= self._local.settings.jobs_results_max:
-            remedy = "try again, or raise the dispatcher's jobs_results_max"
-            raise Unavailable(f"{self._readers} clients read results here", remedy=remedy)
+        if self._readers >= READERS_MAX:
+            raise Unavailable(f"{self._readers} clients read results here", remedy="try again")
         self._readers += 1
         try:
             unread = await self._send_results(request, context)

@@ -5,7 +5,7 @@ stream refused), or if it hangs on a host that is gone. Retries stay within a bu
 slice goes to the client. Requests in flight on a slice that died fail.
 
 If a client leaves, its request keeps the credit until its slice has answered, or its stream has ended, for at most
-`cancel_grace_s`: Triton continues to execute it, and another request in its place would wait behind it.
+`CANCEL_GRACE_S`: Triton continues to execute it, and another request in its place would wait behind it.
 
 A split family has a Triton model for each stage. The request goes from stage to stage through this worker; each stage
 has a queue, credits, retries and a slice. Triton's ensembles would save the way here and back, without queues and
@@ -65,6 +65,8 @@ LEFT: Final = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
 """What a caller shares a full queue as, by its tenant, address and metadata."""
 VERSION_DIGITS_MAX: Final = 18
+CANCEL_GRACE_S: Final = 0.5  # how long a request whose client left may still run on its slice
+LOG_EVERY_REQUESTS: Final = 1000  # of a family, one has a canonical log line
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
@@ -291,7 +293,7 @@ class Inference:
             ticket.slo_ms, self._clock.now_s(), ticket.tenant, request.served_ms,
         )  # fmt: skip
         record_stream(self._load, self._routing, request, "OK", (variant, pick.slice), self._clock.monotonic_s())
-        if ticket.id % self._settings.log_every_requests == 0:
+        if ticket.id % LOG_EVERY_REQUESTS == 0:
             self._log("request", request, "OK", outcome.latency_ms, variant)
         return variant
 
@@ -335,7 +337,7 @@ class Inference:
 
     def leaving(self, request: Request) -> Leaving:
         """What becomes of the call of a picked request whose client leaves: its credit comes back when it has ended."""
-        return Leaving(self._settings.cancel_grace_s, partial(self._left_ended, request))
+        return Leaving(CANCEL_GRACE_S, partial(self._left_ended, request))
 
     def call_cancelled(self, request: Request, connection: Connection | None, usual: bool = True) -> StatusError | None:
         """The call of a picked request was cancelled. Where its client left it continues as `leaving` says; where the

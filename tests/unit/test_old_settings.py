@@ -25,10 +25,15 @@ GIVEN = {
 }
 OLD = [
     (DispatcherSettings, "retry_burst", config.FIXED),
+    (DispatcherSettings, "cancel_grace_s", config.FIXED),
     (PowerAgentSettings, "power_poll_s", config.FIXED),
     (CarbonFeedSettings, "polling.hard_ttl_s", config.FIXED),
     (CarbonFeedSettings, "watchers_max", config.FIXED),
+    (CarbonFeedSettings, "history_max", config.FIXED),
     (ControllerSettings, "slope_s", "set parts.forecaster.slope_s"),
+    (ControllerSettings, "slope_sigmas", config.FIXED),
+    (ControllerSettings, "triggers.load_sigmas", config.FIXED),
+    (ControllerSettings, "rollout.refusal_retry_s", config.FIXED),
     (ControllerSettings, "slo_boost_max", config.FIXED),
     (ControllerSettings, "receipts.memory_s", config.FIXED),
     (ControllerSettings, "explore.pause_s", config.FIXED),
@@ -42,6 +47,7 @@ OLD = [
     (Scenario, "families.0.objective.below_best_pct", "set accuracy.below_best_pct"),
     (Scenario, "carbon.zones.demo.column", "set value_column"),
     (Scenario, "costs.pue", "set control.pue"),
+    (Scenario, "costs.mig_s", config.FIXED),
     (Scenario, "explore.settle_s", "set control.explore"),
     (Scenario, "policy.triggers", "set control.causes"),
     (Scenario, "policy.name", "set policy"),

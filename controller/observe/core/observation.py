@@ -115,14 +115,14 @@ class Observation:
         self._found: tuple[NodeStatus, ...] = ()
         self._fleet = self._comparable = FleetState((), ())
         self._wake_of = self._fleet, catalog, 0.0
-        self._stated = dict(stated)  # a simulation keeps its state by pickling it
+        self._stated = stated
         self.differing: Mapping[str, tuple[str, ...]] = {}
         """Variants of which a node has other files than those that are planned with, by node."""
         self._oldest_s = self._asked_nodes_s = math.inf
         self._nodes_seen = False
         self._unreached: frozenset[str] = frozenset()
         self._refused = frozenset(settings.carbon.rungs_refused)
-        self.refusals = Refusals(settings.rollout.refusal_retry_s)
+        self.refusals = Refusals()
         self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     def learn(self, catalog: Catalog, stated: Mapping[str, str]) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from trefoil.core.fleet import SERVING, DeviceStatus, FleetState, NodeStatus, SliceKey, SliceState
 from trefoil.core.plan import NodePlan
 
+RETRY_S = 600.0
+"""How long a refused place is planned around without a status to the contrary."""
 UNMAKEABLE = ("create_gi: ", "create_ci: ")
 """Begin the reason of a slice that its driver does not make, after all of the agent's tries."""
 
@@ -30,7 +32,7 @@ class Refusal:
 class Refusals:
     """Refusals in force, by place."""
 
-    def __init__(self, retry_s: float) -> None:
+    def __init__(self, retry_s: float = RETRY_S) -> None:
         self._retry_s = retry_s
         self._known: dict[SliceKey, Refusal] = {}
         self._fleet = FleetState(())

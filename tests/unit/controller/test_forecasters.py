@@ -105,7 +105,7 @@ def test_it_looks_at_one_bin_at_least_and_at_three_for_a_slope():
     [
         (
             {"hidden": 3},
-            r"forecaster setting hidden = 3: last_max has no such setting.*one of: growth_ratio_max",
+            r"forecaster setting hidden = 3: last_max has no such setting.*one of: slope_s",
         ),
         ({"smooth_s": "much"}, r"forecaster setting smooth_s = 'much'"),
         ({"smooth_s": 0.0}, r"forecaster setting smooth_s = 0.0: .*greater than 0"),

@@ -39,7 +39,7 @@ class Slices:
 
 @pytest.fixture
 async def local():
-    made = LocalWorker(DispatcherSettings(log_every_requests=10**9), "d", WallClock())
+    made = LocalWorker(DispatcherSettings(), "d", WallClock())
     yield made
     await made.routing.connections.close()
 

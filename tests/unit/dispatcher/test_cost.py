@@ -40,7 +40,7 @@ class Context:
 
 
 async def steps_of_a_request(monkeypatch, trace=(), make=Inference, count=200):
-    local = LocalWorker(DispatcherSettings(log_every_requests=10**9), "d", WallClock())
+    local = LocalWorker(DispatcherSettings(), "d", WallClock())
     local.routing.set_nodes([node([status(n) for n in range(14)])])
     local.routing.set_plan(plan([route([target(n, "digits-l" if n % 2 else "digits-xs", 1 / 14) for n in range(14)])]))
     slice_ = Slice()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher.fronts import access_control
 from dispatcher.fronts.access_control import AccessControl, Limits
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core.tenants import (
@@ -247,9 +248,10 @@ def test_a_file_that_cannot_be_used_is_refused_at_the_start(place, old, new, wor
     assert "secret" not in str(refused.value)
 
 
-def test_more_tenants_than_are_counted_apart_are_refused(place):
-    with pytest.raises(SettingError, match="tenants_max = 2"):
-        gate(place, tenants_max=2)
+def test_more_tenants_than_are_counted_apart_are_refused(place, monkeypatch):
+    monkeypatch.setattr(access_control, "TENANTS_MAX", 2)
+    with pytest.raises(SettingError, match="have at most 2 of them"):
+        gate(place)
 
 
 def test_a_flow_is_the_tenant_or_the_host_and_then_the_connection(tmp_path):

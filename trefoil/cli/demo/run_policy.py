@@ -34,7 +34,7 @@ from trefoil.cli.load.result import OK, LoadResult
 from trefoil.cli.output import slices_text
 from trefoil.cli.run import services
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import DemoScenario, OfferedLoad
+from trefoil.cli.run.scenario import PROVISIONAL_MS, DemoScenario, OfferedLoad
 from trefoil.cli.run.state_directory import Launch
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
@@ -93,7 +93,7 @@ async def measure_p95_ms(context: DemoContext) -> dict[str, float]:
         StartError: requests failed.
     """
     scenario, rule = context.scenario, context.scenario.slo_rule
-    provisional = Slo(percentile=rule.percentile, latency_ms=rule.provisional_ms)
+    provisional = Slo(percentile=rule.percentile, latency_ms=PROVISIONAL_MS)
     folder = context.out / "slo"
     async with _launcher_for(context, rule.policy, provisional, folder) as launcher:
         launch = await _wait_settled(context, launcher, f"measuring the SLO with {rule.policy}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from controller.planners.planner_settings import ExactSettings
 from controller.settings import Slo
-from trefoil.cli.run.scenario import DemoScenario
+from trefoil.cli.run.scenario import PROVISIONAL_MS, DemoScenario
 from trefoil.comparison.comparison import Comparison, Saving
 from trefoil.comparison.runs import Job, PlannedCase, play
 from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP
@@ -70,7 +70,7 @@ def judged_by_simulation(scenario: DemoScenario) -> DemoScenario:
     rule = scenario.slo_rule
     if not rule.factor:
         return scenario
-    provisional = Slo(percentile=rule.percentile, latency_ms=rule.provisional_ms)
+    provisional = Slo(percentile=rule.percentile, latency_ms=PROVISIONAL_MS)
     given, arrivals = demo_scenario(scenario, rule.policy, provisional)
     families = simulate_demo(given, arrivals).summary.families
     return scenario.judged({name: found.p95_ms for name, found in families.items()})

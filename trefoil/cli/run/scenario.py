@@ -18,12 +18,13 @@ from trefoil.core.parts import Kind, load_part
 from trefoil.core.units import HOUR_S
 from trefoil.installation import MODELS
 from trefoil.runtime import config
-from trefoil.runtime.config import Settings
+from trefoil.runtime.config import FIXED, Settings
 
 PORT_MAX: Final = 65535
 # Triton ports of a simulated node: two per memory slice, eight memory slices a device (power_agent).
 TRITON_PORTS_PER_DEVICE: Final = 16
 # A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
+PROVISIONAL_MS: Final = 200.0  # SLO while BASE is being measured; it decides nothing
 EXPLORED_STEPS: Final = 4
 EXPLORED_STEP_S: Final = 70.0
 QUICK_STEPS: Final = 3
@@ -139,12 +140,13 @@ class FixedSlo(Slo):
 class SloRule(Settings):
     """SLO that is measured once, before the runs, and then fixed for all of them."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"provisional_ms": FIXED}
+
     percentile: float = Field(default=95.0, gt=0, lt=100)  # percentile that is measured
     factor: float = Field(default=1.5, ge=0)  # the SLO is so many times what was measured; 0: that of [slo], unchanged
     policy: str = "base"  # policy under which it is measured
     measure_s: float = Field(default=8.0, gt=0)  # seconds of one round
     rounds: int = Field(default=3, ge=1)  # of measure_s each; the median counts, so that a stumble does not decide it
-    provisional_ms: float = Field(default=200.0, gt=0)  # stands while BASE is being measured; it decides nothing
 
 
 class Ports(Settings):

@@ -5,9 +5,9 @@ what the agent's governors make of the plan's. Under a power limit a board lower
 at once, fits (`power.clock_under`), and idles as without: rows that were measured at limits are the planner's
 knowledge, not the truth.
 Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
-of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, sleep, and what starting slices
-draw are unallocated; the rest is active and belongs to the slice that computed. CPUs of whose profile no joules are
-known have no meter: what they draw is NaN, null in JSON.
+of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, and sleep, are
+unallocated; the rest is active and belongs to the slice that computed. CPUs of whose profile no joules are known have
+no meter: what they draw is NaN, null in JSON.
 """
 
 import math
@@ -46,6 +46,8 @@ from trefoil.simulator.scenario.inputs import Device
 from trefoil.simulator.scenario.schema import Costs
 from trefoil.simulator.scenario.truth import Truth
 
+MIG_S: Final = 0.3  # to create the instances of a device
+STOP_S: Final = 0.5  # to stop a Triton
 DRAIN_SERVICES: Final = 3.0  # of the mean service time: by then what was in flight on a slice is answered
 SERVES: Final = (SliceState.READY, SliceState.SWAPPING, SliceState.DRAINING)
 
@@ -78,7 +80,7 @@ class SimulatedDevice:
     slices: dict[SliceKey, Slice] = field(default_factory=dict)
     status: DeviceStatus | None = None  # as it was reported last; None: it has changed since
     served: dict[tuple[str, str], dict[SliceKey, SliceService]] | None = None  # as `_served` has it; None: the same
-    rates: tuple[float, float, bool] | None = None  # as `_rates_of` has them; None: the same
+    rates: tuple[float, bool] | None = None  # as `_rates_of` has them; None: the same
     counter_j: float = 0.0
     active_j: float = 0.0
     idle_j: float = 0.0
@@ -253,13 +255,13 @@ class Hardware:
             device.state = DeviceState.ASLEEP
         elif device.state == DeviceState.ASLEEP and wanted.target == DeviceState.AWAKE:
             device.state, device.awake_s = DeviceState.WAKING, now_s + device.type.wake_s
-        begin_s = max(now_s, device.awake_s) + (self._costs.stop_s if gone else 0.0)
+        begin_s = max(now_s, device.awake_s) + (STOP_S if gone else 0.0)
         mig = device.type.kind == DeviceKind.MIG_GPU
         for key, part in parts.items():
             one = device.slices.get(key)
             load_s = self._load_s(part.hosted)
             if one is None:
-                ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
+                ready_s = begin_s + (MIG_S if mig else 0.0) + self._costs.start_s + load_s
                 device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
             elif same_variants(one.next_hosted or one.part.hosted, part.hosted):
                 if one.state == SliceState.DRAINING:
@@ -267,7 +269,7 @@ class Hardware:
                 if one.part.credits != part.credits:
                     one.part = replace(one.part, credits=part.credits)
             elif one.state == SliceState.DRAINING or one.state == SliceState.STARTING:
-                ready_s = begin_s + self._costs.stop_s + self._costs.start_s + load_s
+                ready_s = begin_s + STOP_S + self._costs.start_s + load_s
                 device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
             else:
                 load_s = self._load_s(h for h in part.hosted if h not in one.part.hosted)  # the others serve on
@@ -343,40 +345,30 @@ class Hardware:
 
     def _book(self, device: SimulatedDevice, dt_s: float, work: Sequence[tuple[str, float]]) -> DrawnEnergy:
         """Book a device's energy. `work`: active joules of each family there, by the profile's linear law."""
-        idle_w, starting_w, serves = self._rates_of(device)
-        baseline_j, starting_j = device.factor * dt_s * idle_w, device.factor * dt_s * starting_w
+        idle_w, serves = self._rates_of(device)
+        baseline_j = device.factor * dt_s * idle_w
         linear_j, active_j = sum([joules for _, joules in work]), 0.0
         if linear_j > 0:
             active_j = device.factor * dt_s * power.saturated_w(device.type, linear_j / dt_s)
         families: dict[str, float] = {}
         for family, joules in work:
             families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
-        counter_j = math.nan if device.place.name in self._unmetered else baseline_j + active_j + starting_j
+        counter_j = math.nan if device.place.name in self._unmetered else baseline_j + active_j
         device.active_j += active_j
         device.counter_j += counter_j
         if serves:
             device.idle_j += baseline_j
-            device.unallocated_j += starting_j
         else:
-            device.unallocated_j += baseline_j + starting_j
+            device.unallocated_j += baseline_j
         return DrawnEnergy(device.place.name, device.place.zone, counter_j, active_j, families)
 
-    def _rates_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
-        """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
+    def _rates_of(self, device: SimulatedDevice) -> tuple[float, bool]:
+        """What a device draws before it computes [W], and whether anything serves."""
         if device.rates is None:
             idle_mhz = device.wanted.clock_max_mhz if device.limit_w else device.clock_mhz
             idle_w = power.idle_w(device.type, device.state, idle_mhz)
-            device.rates = idle_w, self._starting_w(device), device.serves
+            device.rates = idle_w, device.serves
         return device.rates
-
-    def _starting_w(self, device: SimulatedDevice) -> float:
-        if not self._costs.start_activity:
-            return 0.0
-        return sum(
-            self._costs.start_activity * power.active_w(device.type, key.slice_type, device.clock_mhz)
-            for key, one in device.slices.items()
-            if one.ready_s < math.inf and device.type.kind != DeviceKind.CPU
-        )
 
 
 def true_service(

@@ -22,7 +22,7 @@ from trefoil.core.parts import Kind
 from trefoil.core.units import HOUR_S
 from trefoil.installation import MODELS, find_scenario, resolve_path
 from trefoil.runtime import config
-from trefoil.runtime.config import Settings
+from trefoil.runtime.config import FIXED, Settings
 from trefoil.runtime.given.table import TimeUnit
 from trefoil.simulator.scenario.policy_check import check_policy
 from trefoil.simulator.scenario.request_columns import TraceOptions
@@ -299,7 +299,10 @@ class Noise(Settings):
 class Costs(Settings):
     """Costs apart from serving. Defaults: the live system on one machine (docs/policies.md)."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {"pue": "set control.pue"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "pue": "set control.pue",
+        **dict.fromkeys(("mig_s", "start_activity", "stop_s"), FIXED),
+    }
 
     boundary: Literal["gpu", "node"] = "gpu"
     """What counts: the devices, or host_w as well."""
@@ -307,14 +310,8 @@ class Costs(Settings):
     """Of each node without its devices, where the boundary is the node."""
     start_s: float = Field(default=2.0, ge=0)
     """Start of a Triton, before its model loads."""
-    stop_s: float = Field(default=0.5, ge=0)
-    """Stop of a Triton."""
-    mig_s: float = Field(default=0.3, ge=0)
-    """To create the instances of a device."""
     ack_s: float = Field(default=0.6, ge=0)
     """Until every dispatcher routes by a new table."""
-    start_activity: float = Field(default=0.0, ge=0, le=1)
-    """Of a slice's full power, while it starts and loads."""
     overhead_ms: float = Field(default=2.0, ge=0)
     """Client to dispatcher and back."""
     gap_ms: float = Field(default=2.0, ge=0)
