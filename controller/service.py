@@ -1,7 +1,7 @@
 """gRPC service of the controller, for operators and the command line."""
 
 import math
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -100,18 +100,6 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
     async def GetOffers(self, request: Any, context: Any) -> Any:
         """Device seconds that this zone has left over for jobs of others."""
         return offers_message(await self._jobs.offers())
-
-    async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Stream of plan and rollout, at once and whenever one of them changes."""
-        sent = None
-        while True:
-            async with self._loop.changed:
-                now = (self._loop.core.current, self._loop.rollout_runner.rollout)
-                if now == sent:
-                    await self._loop.changed.wait()
-                    continue
-            sent = now
-            yield pb.WatchPlanResponse(plan=self._plan(), rollout=codec.to_proto(now[1]))
 
     async def SetObjectives(self, request: Any, context: Any) -> Any:
         """Set objectives and the fleet's watt cap, all or none; answers what of them cannot be met."""

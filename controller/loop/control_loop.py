@@ -132,11 +132,6 @@ class ControlLoop:
         return self.core.observation
 
     @property
-    def changed(self) -> asyncio.Condition:
-        """Condition that is notified when plan, rollout or mode has changed."""
-        return self._signals.changed
-
-    @property
     def clock(self) -> Clock:
         """Clock that the loop goes by."""
         return self._clock
@@ -226,7 +221,6 @@ class ControlLoop:
             self._leadership.require()
             await self.core.operate(control, plan, why, mode_by_command)
             await self._leadership.copy_files()  # before it is answered: the next controller must know
-        self._signals.announce()
         self._signals.wake()
 
     async def replan(self, trigger: Trigger) -> DecisionRecord:
@@ -280,8 +274,6 @@ class ControlLoop:
             if (change := make()) is None:
                 return ""
             view = await self.core.set_objectives(change)
-        if change.mode is not None:
-            self._signals.announce()
         return await self.core.unmet_objectives(view)
 
     async def change_budgets(self, change: Callable[[KeptBudgets], KeptBudgets]) -> None:

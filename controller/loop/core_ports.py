@@ -1,4 +1,4 @@
-"""Ports of every core, live: its disk, its logs and metrics, and whom it wakes or notifies."""
+"""Ports of every core, live: its disk, its logs and metrics, and whom it wakes."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,12 +10,10 @@ from trefoil.runtime.telemetry import Metrics
 
 
 class Signals:
-    """Wake-ups of the control loop, and notices to those who watch plan, rollout and mode."""
+    """Wake-ups of the control loop."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
-        self.changed = asyncio.Condition()
-        self._notifications: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
         """Wake the control loop: it ticks now instead of at the next period."""
@@ -30,16 +28,6 @@ class Signals:
             pass  # the period is over: tick
         self._wake.clear()
 
-    def announce(self) -> None:
-        """Notify watchers that plan, rollout or mode has changed."""
-        task = asyncio.get_running_loop().create_task(self._notify())
-        self._notifications.add(task)
-        task.add_done_callback(self._notifications.discard)
-
-    async def _notify(self) -> None:
-        async with self.changed:
-            self.changed.notify_all()
-
 
 class LiveCorePorts:
     """`CorePorts` on a disk, structlog, Prometheus' metrics and signals."""
@@ -48,7 +36,7 @@ class LiveCorePorts:
         self._disk, self._metrics, self._log = disk, metrics, structlog.get_logger()
         self.save_later = disk.save_later
         self.gauge, self.duration = metrics.set, metrics.observe
-        self.notify, self.wake = signals.announce, signals.wake
+        self.wake = signals.wake
 
     def save(self, values: Mapping[str, object]) -> None:
         self._disk.save_together(values)

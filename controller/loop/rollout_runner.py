@@ -96,7 +96,6 @@ class LiveRolloutPorts(LiveCorePorts):
         puts = [self._put_node(node) for node in nodes]
         await self._leadership.write([self._put_plan(plan), Put(self._keys.rollout(), rollout), *puts])
         self.save_later("published", self._with_facts(plan))  # the same routes under another number
-        self.notify()
 
     def _put_plan(self, plan: Plan) -> Write:
         return Put(self._keys.plan(), self._plan_keys.sign_routes(self._with_facts(plan)))

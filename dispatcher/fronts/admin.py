@@ -1,4 +1,4 @@
-"""The admin service trefoil.dispatcher.v1.Dispatcher: table, drain, load windows and ExplainRequest over all workers.
+"""The admin service trefoil.dispatcher.v1.Dispatcher: table, drain and ExplainRequest over all workers.
 
 A client's connection is with one worker of a dispatcher, its questions are not: counters and loads are summed; of a
 worker that does not answer, the table says so and the rest is added up. ExplainRequest is answered by a worker that
@@ -6,8 +6,7 @@ serves the family, for each has its own queue, credits and turns.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
@@ -21,7 +20,6 @@ from dispatcher.routing.core.explain import explain
 from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import exposition
-from dispatcher.service.state_sync import StateSync
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.core.brains import Ticket
 from trefoil.core.demand import LoadWindow
@@ -67,15 +65,13 @@ class AllWorkers:
                 return answer
         return explain_request(self._local, request)
 
-    async def windows(
-        self, own: asyncio.Queue[LoadWindow], everywhere: bool = False
-    ) -> AsyncGenerator[LoadWindow, None]:
-        """Stream the load windows of all workers, as each is flushed. `own`: a subscription to this worker's;
-        `everywhere`: also of other dispatchers."""
+    async def windows(self, own: asyncio.Queue[LoadWindow]) -> AsyncGenerator[LoadWindow, None]:
+        """Stream the load windows of all workers of all dispatchers, as each is flushed. `own`: a subscription to this
+        worker's."""
         relays: dict[membership.WorkerId, asyncio.Task[None]] = {}
         try:
             while True:
-                for worker in self._peers.linked_workers() if everywhere else self._peers.linked_siblings():
+                for worker in self._peers.linked_workers():
                     if worker not in relays or relays[worker].done():
                         relays[worker] = asyncio.create_task(self._relay(worker, own), name=f"windows of {worker}")
                 yield await own.get()
@@ -262,9 +258,8 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters,
 class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[misc]
     """Errors become statuses in the server's interceptor."""
 
-    def __init__(self, local: LocalWorker, sync: StateSync, all_workers: AllWorkers | None = None) -> None:
+    def __init__(self, local: LocalWorker, all_workers: AllWorkers | None = None) -> None:
         self._local = local
-        self._sync = sync
         self._all_workers = all_workers
 
     async def GetTable(self, request: Any, context: Any) -> Any:
@@ -283,16 +278,3 @@ class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[m
             if self._all_workers is not None
             else explain_request(self._local, request)
         )
-
-    async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Each load window of all workers as it is flushed."""
-        own = self._sync.subscribe()
-        try:
-            if self._all_workers is None:
-                while True:
-                    yield dispatcher_pb2.WatchLoadResponse(window=codec.to_proto(await own.get()))
-            async with contextlib.aclosing(self._all_workers.windows(own)) as windows:
-                async for window in windows:
-                    yield dispatcher_pb2.WatchLoadResponse(window=codec.to_proto(window))
-        finally:
-            self._sync.unsubscribe(own)

@@ -139,7 +139,7 @@ class JobsOwner:
     async def _follow_load(self) -> None:
         own = self._sync.subscribe()
         try:
-            async with contextlib.aclosing(self._all_workers.windows(own, everywhere=True)) as windows:
+            async with contextlib.aclosing(self._all_workers.windows(own)) as windows:
                 async for window in windows:
                     self.idle.on_window(window)
         finally:

@@ -242,10 +242,6 @@ class Peers:
                 "not reported", worker=membership.worker_name(worker), why=f"{error.code().name} {error.details()}"
             )
 
-    def linked_siblings(self) -> tuple[WorkerId, ...]:
-        """Workers of this dispatcher whose link stands."""
-        return tuple(worker for worker in self.linked_workers() if worker[0] == self._local.id[0])
-
     def linked_workers(self) -> tuple[WorkerId, ...]:
         """Other workers, of any dispatcher, whose link stands."""
         return tuple(worker for worker, link in self._links.items() if link.up)

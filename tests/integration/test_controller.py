@@ -386,23 +386,6 @@ async def _stale(plane: ControlPlane) -> bool:
     return "stale nodes, nothing moves there: node0" in explained.why
 
 
-async def test_watch_plan_shows_each_revision(start):
-    plane = await start(planner=BY_CARBON)
-    seen: list[tuple[int, str]] = []
-
-    async def watch() -> None:
-        async for response in plane.stub.WatchPlan(pb.WatchPlanRequest()):
-            seen.append((response.plan.revision.number, RolloutState(response.rollout.state).name))
-
-    watching = asyncio.create_task(watch())
-    await plane.until(lambda: seen)
-    plane.intensity = 500.0
-    await serves(plane, *DIRTY_SLICES)
-    await plane.until(lambda: seen[-1][1] == "DONE" and len({number for number, _ in seen}) > 1)
-    watching.cancel()
-    assert {"WAITING_READY", "WAITING_ACK"} <= {state for _, state in seen}
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

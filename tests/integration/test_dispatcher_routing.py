@@ -111,7 +111,7 @@ async def test_the_urgent_goes_first_and_the_slo_of_a_request_is_its_own(system)
 
 async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have_it(system):
     await system.serve((1.0, 0.0))
-    admin = DispatcherAdmin(system.local, system.running.loop)
+    admin = DispatcherAdmin(system.local)
 
     async def explain(**params):
         request = dispatcher_pb2.ExplainRequestRequest(family="digits", params=params)

@@ -54,7 +54,6 @@ RECORDED: Final[Mapping[str, tuple[str, Callable[..., Mapping[str, Any]]]]] = {
     "evaluated": ("candidate_evaluated", lambda trigger, evaluation: {"trigger": trigger, "text": str(evaluation)}),
     "wake": ("wake_loop", dict),
     "ended": ("wake_loop", dict),
-    "notify": ("notify_watchers", dict),
     "log": ("log", lambda event, warning, fields=None: {
         "event": event, "fields": fields or {}, "level": "warning" if warning else "info"
     }),

@@ -277,7 +277,6 @@ class DecidingCore:
         self.plans = plans
         if plan is not None:
             await self._roll(plan, plan.why)
-        self.ports.notify()
 
     def _verdict(self, view: PlanView, trigger: Trigger, wanted: Decision) -> Verdict:
         if wanted.plan is not None:
@@ -382,7 +381,6 @@ class DecidingCore:
         self.plans = self._plans_with(plan)
         self.ports.save_later("plans", self.plans)
         await self._roll(plan, plan.why)
-        self.ports.notify()
         return plan
 
     async def conclude(

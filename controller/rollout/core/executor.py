@@ -205,7 +205,6 @@ class RolloutExecutor:
             "rollout step", name=name, revision=str(plan.revision), step=self.rollout.step, state=state.name,
             of=self.rollout.steps,
         )  # fmt: skip
-        self.ports.notify()
         return plan.revision
 
     async def _command_nodes(self, devices: Devices, revision: Revision) -> None:
@@ -325,7 +324,6 @@ class RolloutExecutor:
     async def _set_state(self, state: RolloutState) -> None:
         self.rollout = replace(self.rollout, state=state)
         await self._write_until_done(lambda: self.ports.publish(rollout=self.rollout))
-        self.ports.notify()
 
     async def _finish(self, state: RolloutState, why: str, spent_j: float = 0.0) -> Rollout:
         self.rollout = replace(self.rollout, state=state, why=why, spent_j=spent_j)
@@ -335,7 +333,6 @@ class RolloutExecutor:
             self.ports.log("end of the rollout not written", warning=True, error=str(error))
         halted = state == RolloutState.HALTED
         self.ports.log("rollout ended", warning=halted, target=str(self.rollout.target), state=state.name, why=why)
-        self.ports.notify()
         return self.rollout
 
     def _leave_if_superseded(self) -> None:

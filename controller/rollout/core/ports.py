@@ -45,9 +45,6 @@ class CorePorts(Protocol):
     def duration(self, metric: str, seconds: float, /) -> None:
         """Add a duration to a histogram [s]."""
 
-    def notify(self) -> None:
-        """Notify watchers that plan, rollout or mode has changed."""
-
     def wake(self) -> None:
         """Wake the loop: the next step at once instead of at the next period."""
 
@@ -88,7 +85,7 @@ class RolloutPorts(CorePorts, Protocol):
 
 
 class NullPorts:
-    """Ports of every core that do nothing: for a shell without disk, log, metrics and watchers."""
+    """Ports of every core that do nothing: for a shell without disk, log and metrics."""
 
     def save(self, values: Mapping[str, object]) -> None: ...
     def save_later(self, name: str, value: object) -> None: ...
@@ -96,5 +93,4 @@ class NullPorts:
     def count(self, metric: str, amount: float = 1.0, **labels: str) -> None: ...
     def gauge(self, metric: str, value: float, /) -> None: ...
     def duration(self, metric: str, seconds: float, /) -> None: ...
-    def notify(self) -> None: ...
     def wake(self) -> None: ...

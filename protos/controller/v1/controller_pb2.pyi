@@ -120,18 +120,6 @@ class Loan(_message.Message):
     left_s: float
     def __init__(self, device: _Optional[str] = ..., holder: _Optional[str] = ..., left_s: _Optional[float] = ...) -> None: ...
 
-class WatchPlanRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class WatchPlanResponse(_message.Message):
-    __slots__ = ("plan", "rollout")
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
-    plan: _plan_pb2.Plan
-    rollout: _plan_pb2.Rollout
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ...) -> None: ...
-
 class ObjectiveChange(_message.Message):
     __slots__ = ("objective", "expected_number", "reset")
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]

@@ -39,11 +39,6 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetPlanRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetPlanResponse.FromString,
                 _registered_method=True)
-        self.WatchPlan = channel.unary_stream(
-                '/trefoil.controller.v1.Controller/WatchPlan',
-                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanRequest.SerializeToString,
-                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanResponse.FromString,
-                _registered_method=True)
         self.SetObjectives = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/SetObjectives',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.SerializeToString,
@@ -176,13 +171,6 @@ class ControllerServicer:
 
     def GetPlan(self, request, context):
         """The plan in force, complete with its node plans, and the rollout that leads to it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WatchPlan(self, request, context):
-        """The plan now, then each new revision.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -372,11 +360,6 @@ def add_ControllerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetPlanRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetPlanResponse.SerializeToString,
             ),
-            'WatchPlan': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchPlan,
-                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanRequest.FromString,
-                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanResponse.SerializeToString,
-            ),
             'SetObjectives': grpc.unary_unary_rpc_method_handler(
                     servicer.SetObjectives,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.FromString,
@@ -530,33 +513,6 @@ class Controller:
             '/trefoil.controller.v1.Controller/GetPlan',
             protos_dot_controller_dot_v1_dot_controller__pb2.GetPlanRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.GetPlanResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchPlan(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/trefoil.controller.v1.Controller/WatchPlan',
-            protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanRequest.SerializeToString,
-            protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ from protos.types.v1 import load_pb2 as protos_dot_types_dot_v1_dot_load__pb2
 from protos.types.v1 import plan_pb2 as protos_dot_types_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/dispatcher/v1/dispatcher.proto\x12\x15trefoil.dispatcher.v1\x1a\x1cprotos/types/v1/common.proto\x1a\x1aprotos/types/v1/load.proto\x1a\x1aprotos/types/v1/plan.proto\"\x11\n\x0fGetTableRequest\"\xd6\x01\n\x10GetTableResponse\x12)\n\x05table\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\'\n\x06routes\x18\x02 \x03(\x0b\x32\x17.trefoil.types.v1.Route\x12+\n\x06slices\x18\x03 \x03(\x0b\x32\x1b.trefoil.types.v1.SliceLoad\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x34\n\x07workers\x18\x05 \x03(\x0b\x32#.trefoil.dispatcher.v1.WorkerStatus\"\xb5\x01\n\x0cWorkerStatus\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12)\n\x05table\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x13\n\x0bpeer_target\x18\x07 \x01(\t\x12\x0b\n\x03why\x18\x08 \x01(\t\"\x12\n\x10WatchLoadRequest\"A\n\x11WatchLoadResponse\x12,\n\x06window\x18\x01 \x01(\x0b\x32\x1c.trefoil.types.v1.LoadWindow\"\xa0\x01\n\x15\x45xplainRequestRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12H\n\x06params\x18\x02 \x03(\x0b\x32\x38.trefoil.dispatcher.v1.ExplainRequestRequest.ParamsEntry\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\x0cScoredTarget\x12-\n\x06target\x18\x01 \x01(\x0b\x32\x1d.trefoil.types.v1.RouteTarget\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x0b\n\x03why\x18\x05 \x01(\t\"\xa7\x01\n\x16\x45xplainRequestResponse\x12)\n\x05table\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0e\n\x06router\x18\x02 \x01(\t\x12\x34\n\x07targets\x18\x03 \x03(\x0b\x32#.trefoil.dispatcher.v1.ScoredTarget\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0b\n\x03why\x18\x05 \x01(\t\";\n\x0c\x44rainRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0f\n\x07release\x18\x03 \x01(\x08\"E\n\rDrainResponse\x12\x34\n\x07workers\x18\x01 \x03(\x0b\x32#.trefoil.dispatcher.v1.WorkerStatus2\x8e\x03\n\nDispatcher\x12[\n\x08GetTable\x12&.trefoil.dispatcher.v1.GetTableRequest\x1a\'.trefoil.dispatcher.v1.GetTableResponse\x12`\n\tWatchLoad\x12\'.trefoil.dispatcher.v1.WatchLoadRequest\x1a(.trefoil.dispatcher.v1.WatchLoadResponse0\x01\x12m\n\x0e\x45xplainRequest\x12,.trefoil.dispatcher.v1.ExplainRequestRequest\x1a-.trefoil.dispatcher.v1.ExplainRequestResponse\x12R\n\x05\x44rain\x12#.trefoil.dispatcher.v1.DrainRequest\x1a$.trefoil.dispatcher.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/dispatcher/v1/dispatcher.proto\x12\x15trefoil.dispatcher.v1\x1a\x1cprotos/types/v1/common.proto\x1a\x1aprotos/types/v1/load.proto\x1a\x1aprotos/types/v1/plan.proto\"\x11\n\x0fGetTableRequest\"\xd6\x01\n\x10GetTableResponse\x12)\n\x05table\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\'\n\x06routes\x18\x02 \x03(\x0b\x32\x17.trefoil.types.v1.Route\x12+\n\x06slices\x18\x03 \x03(\x0b\x32\x1b.trefoil.types.v1.SliceLoad\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x34\n\x07workers\x18\x05 \x03(\x0b\x32#.trefoil.dispatcher.v1.WorkerStatus\"\xb5\x01\n\x0cWorkerStatus\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12)\n\x05table\x18\x03 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x13\n\x0bpeer_target\x18\x07 \x01(\t\x12\x0b\n\x03why\x18\x08 \x01(\t\"\xa0\x01\n\x15\x45xplainRequestRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12H\n\x06params\x18\x02 \x03(\x0b\x32\x38.trefoil.dispatcher.v1.ExplainRequestRequest.ParamsEntry\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\x0cScoredTarget\x12-\n\x06target\x18\x01 \x01(\x0b\x32\x1d.trefoil.types.v1.RouteTarget\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x0b\n\x03why\x18\x05 \x01(\t\"\xa7\x01\n\x16\x45xplainRequestResponse\x12)\n\x05table\x18\x01 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0e\n\x06router\x18\x02 \x01(\t\x12\x34\n\x07targets\x18\x03 \x03(\x0b\x32#.trefoil.dispatcher.v1.ScoredTarget\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0b\n\x03why\x18\x05 \x01(\t\";\n\x0c\x44rainRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0f\n\x07release\x18\x03 \x01(\x08\"E\n\rDrainResponse\x12\x34\n\x07workers\x18\x01 \x03(\x0b\x32#.trefoil.dispatcher.v1.WorkerStatus2\xac\x02\n\nDispatcher\x12[\n\x08GetTable\x12&.trefoil.dispatcher.v1.GetTableRequest\x1a\'.trefoil.dispatcher.v1.GetTableResponse\x12m\n\x0e\x45xplainRequest\x12,.trefoil.dispatcher.v1.ExplainRequestRequest\x1a-.trefoil.dispatcher.v1.ExplainRequestResponse\x12R\n\x05\x44rain\x12#.trefoil.dispatcher.v1.DrainRequest\x1a$.trefoil.dispatcher.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,22 +42,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTABLERESPONSE']._serialized_end=384
   _globals['_WORKERSTATUS']._serialized_start=387
   _globals['_WORKERSTATUS']._serialized_end=568
-  _globals['_WATCHLOADREQUEST']._serialized_start=570
-  _globals['_WATCHLOADREQUEST']._serialized_end=588
-  _globals['_WATCHLOADRESPONSE']._serialized_start=590
-  _globals['_WATCHLOADRESPONSE']._serialized_end=655
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=658
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=818
-  _globals['_EXPLAINREQUESTREQUEST_PARAMSENTRY']._serialized_start=773
-  _globals['_EXPLAINREQUESTREQUEST_PARAMSENTRY']._serialized_end=818
-  _globals['_SCOREDTARGET']._serialized_start=820
-  _globals['_SCOREDTARGET']._serialized_end=946
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=949
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1116
-  _globals['_DRAINREQUEST']._serialized_start=1118
-  _globals['_DRAINREQUEST']._serialized_end=1177
-  _globals['_DRAINRESPONSE']._serialized_start=1179
-  _globals['_DRAINRESPONSE']._serialized_end=1248
-  _globals['_DISPATCHER']._serialized_start=1251
-  _globals['_DISPATCHER']._serialized_end=1649
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=571
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=731
+  _globals['_EXPLAINREQUESTREQUEST_PARAMSENTRY']._serialized_start=686
+  _globals['_EXPLAINREQUESTREQUEST_PARAMSENTRY']._serialized_end=731
+  _globals['_SCOREDTARGET']._serialized_start=733
+  _globals['_SCOREDTARGET']._serialized_end=859
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=862
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1029
+  _globals['_DRAINREQUEST']._serialized_start=1031
+  _globals['_DRAINREQUEST']._serialized_end=1090
+  _globals['_DRAINRESPONSE']._serialized_start=1092
+  _globals['_DRAINRESPONSE']._serialized_end=1161
+  _globals['_DISPATCHER']._serialized_start=1164
+  _globals['_DISPATCHER']._serialized_end=1464
 # @@protoc_insertion_point(module_scope)

@@ -47,16 +47,6 @@ class WorkerStatus(_message.Message):
     why: str
     def __init__(self, dispatcher: _Optional[str] = ..., worker: _Optional[int] = ..., table: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., draining: _Optional[bool] = ..., in_flight: _Optional[int] = ..., waiting: _Optional[int] = ..., peer_target: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
-class WatchLoadRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class WatchLoadResponse(_message.Message):
-    __slots__ = ("window",)
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
-    window: _load_pb2.LoadWindow
-    def __init__(self, window: _Optional[_Union[_load_pb2.LoadWindow, _Mapping]] = ...) -> None: ...
-
 class ExplainRequestRequest(_message.Message):
     __slots__ = ("family", "params")
     class ParamsEntry(_message.Message):

@@ -39,11 +39,6 @@ class DispatcherStub:
                 request_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetTableRequest.SerializeToString,
                 response_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetTableResponse.FromString,
                 _registered_method=True)
-        self.WatchLoad = channel.unary_stream(
-                '/trefoil.dispatcher.v1.Dispatcher/WatchLoad',
-                request_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadRequest.SerializeToString,
-                response_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadResponse.FromString,
-                _registered_method=True)
         self.ExplainRequest = channel.unary_unary(
                 '/trefoil.dispatcher.v1.Dispatcher/ExplainRequest',
                 request_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.ExplainRequestRequest.SerializeToString,
@@ -61,13 +56,6 @@ class DispatcherServicer:
 
     def GetTable(self, request, context):
         """The routes in force with what is known of each target.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WatchLoad(self, request, context):
-        """Each load window when it is flushed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,11 +83,6 @@ def add_DispatcherServicer_to_server(servicer, server):
                     servicer.GetTable,
                     request_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetTableRequest.FromString,
                     response_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetTableResponse.SerializeToString,
-            ),
-            'WatchLoad': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchLoad,
-                    request_deserializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadRequest.FromString,
-                    response_serializer=protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadResponse.SerializeToString,
             ),
             'ExplainRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainRequest,
@@ -139,33 +122,6 @@ class Dispatcher:
             '/trefoil.dispatcher.v1.Dispatcher/GetTable',
             protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetTableRequest.SerializeToString,
             protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.GetTableResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchLoad(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/trefoil.dispatcher.v1.Dispatcher/WatchLoad',
-            protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadRequest.SerializeToString,
-            protos_dot_dispatcher_dot_v1_dot_dispatcher__pb2.WatchLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
