@@ -1,7 +1,6 @@
 """Header values of more than 64 KiB from a slice: its connection stays, and with it what is in flight there."""
 
 import asyncio
-import struct
 
 import grpc
 import ngh2
@@ -11,16 +10,17 @@ from hypothesis import strategies as st
 
 from dispatcher.transport.core.long_headers import BLOCK_MAX, HELD_MAX, SHORT_BYTES, VALUE_MAX, LongHeaders, shorten
 from dispatcher.transport.h2_channel import H2Channel
+from tests.support import h2_ends
+from tests.support.h2_ends import CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS
 
-HEADERS, DATA, CONTINUATION = 1, 0, 9
-END_STREAM, END_HEADERS, PADDED, PRIORITY = 1, 4, 8, 32
+PADDED, PRIORITY = 8, 32
 PATIENCE_S = 10.0
 OK = b"\x88"  # :status 200, of the static table
 LONG = b"x" * (VALUE_MAX + 1)
 
 
 def frame(kind: int, flags: int, payload: bytes, stream_id: int = 1) -> bytes:
-    return len(payload).to_bytes(3) + bytes((kind, flags)) + struct.pack(">I", stream_id) + payload
+    return h2_ends.frame(kind, flags, stream_id, payload)
 
 
 def string(value: bytes, coded: bool = False) -> bytes:
