@@ -357,7 +357,7 @@ def _event(text: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise EngineError(f"an engine event is not JSON: {_shown(text)}", "fault") from error
     if not isinstance(found, dict):
-        raise EngineError(f"an event of the engine is no object: {_shown(text)}", "fault")
+        raise EngineError(f"an engine event is not an object: {_shown(text)}", "fault")
     if said := found.get("error"):
         own = isinstance(said, dict) and said.get("code") in REFUSED  # vLLM: with the status that it had been
         why = f"the engine broke the answer off: {_words(text.decode('utf-8', 'replace'))}"

@@ -390,7 +390,7 @@ def _read_batch(body: bytes) -> dict[str, Any]:
     window = given["completion_window"]
     if _WINDOW.fullmatch(window) is None or int(window[:-1]) > WINDOW_MAX_H:
         remedy = f'send "24h", or other hours, at most {WINDOW_MAX_H}'
-        raise InvalidInput("is no window", field="completion_window", value=window, remedy=remedy)
+        raise InvalidInput("is not a window", field="completion_window", value=window, remedy=remedy)
     metadata = given.setdefault("metadata", {})
     pairs = list(metadata.items()) if type(metadata) is dict else [("", None)]
     if len(pairs) > PAIRS_MAX or not all(

@@ -263,7 +263,7 @@ async def test_a_full_disk_keeps_nothing_of_a_file_or_a_batch(client, jobs, monk
 
 WRONG = [
     ({"endpoint": "/v1/responses"}, "endpoint", "has no batches here"),
-    ({"completion_window": "soon"}, "completion_window", "is no window"),
+    ({"completion_window": "soon"}, "completion_window", "is not a window"),
     ({"completion_window": "8785h"}, "completion_window", "at most 8784"),
     ({"metadata": {"a": "x" * 600}}, "metadata", "cannot be kept"),
     ({"input_file_id": "file-none"}, "file_id", "is not a file of yours"),

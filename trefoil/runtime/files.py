@@ -68,7 +68,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, bytes_max: int = 2**63) -
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size > bytes_max:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"is no regular file of at most {bytes_max} bytes", str(path))
+        raise OSError(errno.EINVAL, f"is not a regular file of at most {bytes_max} bytes", str(path))
     return descriptor
 
 
