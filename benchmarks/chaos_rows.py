@@ -181,9 +181,11 @@ async def joules(system: EchoSystem) -> tuple[float, float]:
 
 
 async def _ends_at_s(system: EchoSystem, node: str, entry: str) -> float:
-    """End of the last sample of a node up to an entry of its stream [UTC s]; 0: there is none."""
+    """End of the last sample of a node up to an entry of its stream [UTC s]; 0: there is none. A stray one that ends in
+    the future is none."""
     samples = await system.client.state.tail(system.client.state.keys.energy(node), EnergySample, 100)
-    return max((s.ends_at_s for at, s in samples if entry_order(at) <= entry_order(entry)), default=0.0)
+    ends = (s.ends_at_s for at, s in samples if entry_order(at) <= entry_order(entry))
+    return max((end_s for end_s in ends if end_s <= system.clock.now_s()), default=0.0)
 
 
 def running_pids(system: EchoSystem) -> dict[str, int]:

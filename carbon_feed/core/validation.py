@@ -17,13 +17,15 @@ from typing import Final
 
 from carbon_feed.core.observation import Observation
 from carbon_feed.core.trace_playback import INTENSITY_MAX_G_PER_KWH
-from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Rung, Series
+from trefoil.core.carbon import CarbonForecast, CarbonReading, Factors, Method, Quality, Rung, Series
 from trefoil.core.outside.plausible import EPOCHS_AHEAD_MAX
 
 CLOCK_SLACK_S: Final = 1.0  # a provider's interval may begin this much after our now, or have ended this much before
 JUMP_RATIO: Final = 10.0
 JUMP_FLOOR_G: Final = 10.0  # below it a ratio tells nothing: 1 -> 20 g/kWh is a breeze that lulled
 AHEAD_MAX_S: Final = 60.0  # by which what another feed wrote may lie ahead: every service logs an error from 2 s on
+ISSUED_MAX_S: Final = 70 * 86_400.0  # for so long issued forecasts are kept, and a week
+REACH_MAX_S: Final = 16 * 86_400.0  # of a forecast: 14 days, and a day that its values may be late
 INTERVAL_MAX_S: Final = 3 * 3600.0  # providers use five minutes to an hour; one value a day is too coarse
 HORIZON_MIN_RATIO: Final = 0.9  # NESO's 48 h are 96 or 97 points, and a forecast may be one step old
 
@@ -155,6 +157,16 @@ def stored_fault(stored: CarbonReading, now_s: float) -> str:
         return f"it is of {ahead_s:.0f} s from now"
     long = check_interval(stored) if stored.rung <= Rung.SECONDARY else None
     return long.message if long is not None else ""
+
+
+def forecast_fault(forecast: CarbonForecast, now_s: float) -> str:
+    """Fault of a forecast that another feed or an earlier process has written; "" where it can be one."""
+    ahead_s = forecast.issued_at_s - now_s
+    if not -ISSUED_MAX_S <= ahead_s <= AHEAD_MAX_S:
+        return f"it was issued {ahead_s:.0f} s from now"
+    edges = [edge for band in forecast.bands for edge in (band.starts_at_s, band.ends_at_s)]
+    reach_s = max((abs(edge - forecast.issued_at_s) for edge in edges), default=0.0)
+    return "" if reach_s <= REACH_MAX_S else f"a band {reach_s:.0f} s from its issue"
 
 
 def order_fault(stored: CarbonReading, epoch: int, as_of: int) -> str:

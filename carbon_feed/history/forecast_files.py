@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from carbon_feed.core.validation import forecast_fault
 from carbon_feed.forecast.archive import ForecastArchive, forecast_of_line, line_of
 from carbon_feed.forecast.incremental import Incremental
 from trefoil.core.carbon import CarbonForecast, Series
@@ -59,12 +60,12 @@ class ForecastFiles:
             if line
         ]
 
-    def load_into(self, archive: ForecastArchive, lines: list[str]) -> Incremental[int]:
-        """Load lines into an archive; returns how many could not be read."""
+    def load_into(self, archive: ForecastArchive, lines: list[str], now_s: float) -> Incremental[int]:
+        """Load lines into an archive; returns how many could not be read, or are of no forecast of this time."""
         unreadable = 0
         for i, line in enumerate(lines, 1):
             forecast = forecast_of_line(line, self._series)
-            if forecast is None:
+            if forecast is None or forecast_fault(forecast, now_s):
                 unreadable += 1
             else:
                 archive.add(forecast)

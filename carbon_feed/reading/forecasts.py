@@ -17,7 +17,7 @@ import structlog
 
 from carbon_feed.core.fallback import fallback_reason_of
 from carbon_feed.core.history import AddResult, History
-from carbon_feed.core.validation import AHEAD_MAX_S, Refusal
+from carbon_feed.core.validation import AHEAD_MAX_S, Refusal, forecast_fault
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.forecast.incremental import Breaks, Incremental, T
@@ -82,6 +82,7 @@ class ZoneForecasts:
         self._scored_of: tuple[int, int] = (-1, -1)
         self._ratios: dict[str, tuple[CarbonReading, int, CarbonRatio | None]] = {}
         self._adopted_ratio: CarbonRatio | None = None
+        self._not_believed: CarbonForecast | None = None
         self._written: dict[str, object] = {}
         self._log = structlog.get_logger().bind(zone=settings.zone)
 
@@ -176,7 +177,10 @@ class ZoneForecasts:
         """
         keys = state.keys
         forecast = await state.get(keys.carbon_forecast(self.series), CarbonForecast)
-        forecast = forecast if forecast is None or forecast.issued_at_s <= now_s + AHEAD_MAX_S else None
+        if forecast is not None and (why := forecast_fault(forecast, now_s)):
+            if forecast != self._not_believed:
+                self._log.warning("the forecast in Redis is left out", why=why)
+            self._not_believed, forecast = forecast, None
         found = await state.get(keys.carbon_ratio(self.series), CarbonRatio)
         scores: list[CarbonScores] = []
         if not 0 <= now_s - self._followed_s < FOLLOW_SCORES_S:
@@ -199,7 +203,7 @@ class ZoneForecasts:
         except OSError as error:
             self._disk_failed(error)
             return
-        unreadable = await run_with_breaks(self._files.load_into(self.archive, lines))
+        unreadable = await run_with_breaks(self._files.load_into(self.archive, lines, now_s))
         for model in self.archive.models:
             newest = self.archive.latest(model, now_s)
             if newest is not None and (model == self._limits.model or model not in MODELS):

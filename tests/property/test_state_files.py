@@ -115,7 +115,7 @@ def open_journal(folder: Path) -> None:
 
 def open_forecasts(folder: Path) -> None:
     files = ForecastFiles(folder, SERIES)
-    for _ in files.load_into(ForecastArchive(SERIES), files.lines()):
+    for _ in files.load_into(ForecastArchive(SERIES), files.lines(), 1.8e9):
         pass
 
 

@@ -80,6 +80,9 @@ def test_a_file_a_day_old_ones_go_and_a_torn_line_spoils_no_other(tmp_path):
         file.write(b'{"torn')
     files.append([issued(4, 3)])
     found = ForecastArchive(SERIES)
-    assert run_to_end(files.load_into(found, files.lines())) == 1
+    now_s = T0_S + 6 * DAY_S
+    assert run_to_end(files.load_into(found, files.lines(), now_s)) == 1
     assert len(found) == 7
     assert found.latest("blend") == issued(4, 3)
+    files.append([replace(issued(4, 4), bands=(CarbonBand(1.0, 9e10, 1.0, 2.0, 3.0),)), issued(365), issued(-365)])
+    assert run_to_end(files.load_into(ForecastArchive(SERIES), files.lines(), now_s)) >= 3

@@ -519,11 +519,12 @@ async def test_a_false_entry_of_the_past_is_no_history_and_is_not_carried(make, 
     assert after._recorder.set_aside == 1
 
 
-async def test_a_forecast_that_is_issued_ahead_of_time_is_not_adopted(make, state, clock):
+@pytest.mark.parametrize("issued_s", [NOW_S + 365 * DAY_S, NOW_S, 1.0, -1e11])
+async def test_a_forecast_that_no_feed_can_have_issued_is_neither_adopted_nor_kept(make, state, clock, issued_s):
     holder, follower = make("a"), make("b")
     await ticks(holder, 1)
-    ahead_s = NOW_S + 365 * DAY_S
-    lie = CarbonForecast(holder.series, "metered", ahead_s, (CarbonBand(ahead_s, ahead_s + 3600.0, 1.0, 1.0, 1.0),))
+    bands = (CarbonBand(NOW_S - 3600.0, NOW_S, 1.0, 1.0, 1.0), CarbonBand(NOW_S, 9e10, 1.0, 1.0, 1.0))
+    lie = CarbonForecast(holder.series, "metered", issued_s, bands)
     await put(state, state.keys.carbon_forecast(holder.series), lie)
     await ticks(follower, 1)
     assert follower.forecasts.forecast is None
@@ -531,6 +532,7 @@ async def test_a_forecast_that_is_issued_ahead_of_time_is_not_adopted(make, stat
     await ticks(follower, 1)
     await follower.forecasts.refresh(clock.now_s())
     assert (follower.leading, follower.forecasts.forecast) == (True, None)
+    assert len(follower.forecasts.archive) == 0
 
 
 async def test_an_epoch_that_no_lease_can_have_reached_is_not_remembered(make, state):
