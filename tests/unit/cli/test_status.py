@@ -246,7 +246,8 @@ def test_plan_since_lists_decisions_with_what_came_of_them(tmp_path: Path, runni
     ]
     assert "superseded" in run(tmp_path, "plan", "--since", "1970-01-01").stdout
     assert "no decision since" in run(tmp_path, "plan", "--since", "1min").stdout
-    assert "not a time" in run(tmp_path, "plan", "--since", "yesterday").stderr
+    for text, why in (("yesterday", "not a time"), ("999999d", "not a time"), ("1969-12-31", "before 1970")):
+        assert f"--since = '{text}': {why}" in run(tmp_path, "plan", "--since", text).stderr
 
 
 def test_status_shows_what_fails_also_when_it_is_the_controller(

@@ -145,18 +145,22 @@ def parse_moment(text: str, option: str, now_s: float, *, ahead: bool = False) -
     so long from now.
 
     Raises:
-        SettingError: neither.
+        SettingError: neither, or not within the years 1970 to 9999.
     """
     if not text:
         return 0.0
-    if span := SPAN.fullmatch(text):
-        return now_s + (1 if ahead else -1) * float(span[1]) * UNIT_S[span[2]]
+    remedy = f"write 2026-11-20T12:00Z, or how long {'it may take' if ahead else 'ago'}: 90min, 24h, 7d"
     try:
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError) as error:
-        remedy = f"write 2026-11-20T12:00Z, or how long {'it may take' if ahead else 'ago'}: 90min, 24h, 7d"
+        if span := SPAN.fullmatch(text):
+            at = datetime.fromtimestamp(now_s + (1 if ahead else -1) * float(span[1]) * UNIT_S[span[2]], UTC)
+        else:
+            at = datetime.fromisoformat(text)
+        at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
         raise SettingError("not a time", field=option, value=text, remedy=remedy) from error
+    if at_s < 0:
+        raise SettingError("before 1970", field=option, value=text, remedy=remedy)
+    return at_s
 
 
 def format_duration(seconds: float) -> str:
