@@ -211,6 +211,11 @@ ADOPTED = (
         Family({"version_policy": False}, ("versions 1, 3 are served there, 3 is taken",)),
     ),
     row(
+        "a byte-order mark and Windows' lines",
+        Model("\ufeff" + ONNX.replace("\n", "\r\n")),
+        Family({"max_batch_size": 8}),
+    ),
+    row(
         "one answer, said",
         Model(ONNX + "model_transaction_policy { decoupled: False }"),
         Family({"model_transaction_policy.decoupled": False}),

@@ -35,7 +35,7 @@ def write(tmp_path, text):
 
 
 def test_each_layer_overrides_the_one_before(tmp_path):
-    path = write(tmp_path, 'zone = "toml"\nlog_level = "debug"\n[trace]\nspeedup = 2\n')
+    path = write(tmp_path, '\ufeffzone = "toml"\nlog_level = "debug"\n[trace]\nspeedup = 2\n')
     environ = {"TREFOIL_EXAMPLE_ZONE": "environment", "TREFOIL_EXAMPLE_TRACE__SPEEDUP": "3", "OTHER": "x"}
     assert load(Example).zone == "GB"
     assert load(Example, path).zone == "toml"

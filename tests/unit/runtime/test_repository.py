@@ -121,7 +121,7 @@ def test_the_catalogue_of_this_repository_loads():
 
 def test_a_profile_can_be_replaced(folder, tmp_path):
     other = tmp_path / "other.csv"
-    other.write_text(PROFILE.replace("synthetic", "measured"))
+    other.write_text("\ufeff" + PROFILE.replace("synthetic", "measured"))  # as spreadsheets save it
     catalog = load_catalog(tmp_path, {"toy": other})
     assert {row.provenance.basis for row in catalog.rows} == {Basis.MEASURED}
     with pytest.raises(CatalogError, match=r"profile_overrides = \['tyo'\].*one of: toy"):
