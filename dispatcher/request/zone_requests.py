@@ -36,6 +36,7 @@ LOG = structlog.get_logger()
 LOOK_S: Final = 1.0  # between two probes of a zone
 PROBE_S: Final = 2.0
 KEEPALIVE: Final = Keepalive(every_s=2.0, timeout_s=2.0)
+CONNECT_S: Final = 3.0  # three round trips around the world, and a name that is looked up
 FOLLOWED_S: Final = 30.0  # then offers are forgotten: the plan is read every two seconds
 ZONE, MOVED_J, MOVED_G = "trefoil_zone", "trefoil_moved_j", "trefoil_moved_g"
 LATE: Final = 2.0  # times its limit: the latency that counts for a request which had no answer in time
@@ -105,7 +106,8 @@ class ZoneRequests:
     async def _call(self, zone: str, method: str, parts: Parts, timeout_s: float, metadata: Metadata = ()) -> bytes:
         peer, tls = self._peers[zone]
         if (channel := self._channels.get(zone)) is None:
-            channel = self._channels[zone] = open_channel(peer.inference_address, tls, keepalive=KEEPALIVE)
+            channel = open_channel(peer.inference_address, tls, keepalive=KEEPALIVE, connect_s=CONNECT_S)
+            self._channels[zone] = channel
         if peer.token is not None:
             metadata = (*metadata, ("authorization", f"Bearer {peer.token.get_secret_value()}"))
         return (await channel.unary(f"/{SERVICE}/{method}", parts, timeout_s, metadata))[0]

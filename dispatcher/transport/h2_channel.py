@@ -278,15 +278,17 @@ class _ClientConnection(h2.H2Connection):
 class H2Channel:
     """Channel to one server: `host:port`, or `unix:path`. It connects at once, and again whenever it has to.
 
-    `name`: whom the server's certificate must name, instead of the target's host. Belongs to one event loop.
+    `name`: whom the server's certificate must name, instead of the target's host. `connect_s`: the patience of one
+    attempt; None: CONNECT_S. Belongs to one event loop.
     """
 
     def __init__(
-        self, target: str, *, tls: Tls | None = None, name: str = "", keepalive: Keepalive | None = None
-    ) -> None:
+        self, target: str, *, tls: Tls | None = None, name: str = "", keepalive: Keepalive | None = None,
+        connect_s: float | None = None,
+    ) -> None:  # fmt: skip
         self.target = target
         self._tls, self._name = tls, name
-        self._keepalive = keepalive
+        self._keepalive, self._connect_s = keepalive, CONNECT_S if connect_s is None else connect_s
         self._state = State.IDLE
         self._changed: asyncio.Future[None] | None = None
         self._why = "not connected yet"
@@ -436,10 +438,10 @@ class H2Channel:
         while True:
             self._set(State.CONNECTING)
             try:
-                async with asyncio.timeout(CONNECT_S):
+                async with asyncio.timeout(self._connect_s):
                     connection = await self._connect()
             except (OSError, ssl.SSLError, TimeoutError) as error:
-                said = f"no answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+                said = f"no answer within {self._connect_s:g} s" if isinstance(error, TimeoutError) else str(error)
                 self._why = f"{self.target}: {said or type(error).__name__}"
                 self._set(State.TRANSIENT_FAILURE)
                 self._answer_waiting(None)
@@ -534,11 +536,13 @@ class H2Channel:
             connection.cut()
 
 
-def open_channel(target: str, tls: Tls | None, *, name: str = "", keepalive: Keepalive | None = None) -> H2Channel:
+def open_channel(
+    target: str, tls: Tls | None, *, name: str = "", keepalive: Keepalive | None = None, connect_s: float | None = None
+) -> H2Channel:
     """Channel to a slice or another worker. It uses the worker's TLS where both sides show certificates, and clear text
-    over a Unix socket. `name`, `keepalive`: as `H2Channel` has them."""
+    over a Unix socket. `name`, `keepalive`, `connect_s`: as `H2Channel` has them."""
     mutual = tls if tls is not None and tls.mutual and not target.startswith("unix:") else None
-    return H2Channel(target, tls=mutual, name=name, keepalive=keepalive)
+    return H2Channel(target, tls=mutual, name=name, keepalive=keepalive, connect_s=connect_s)
 
 
 def _answers(end: BaseException | None) -> bool:
