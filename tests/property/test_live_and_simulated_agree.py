@@ -29,6 +29,7 @@ from controller.loop.decision_records import DecisionRecords
 from controller.loop.live_ports import LiveControlPorts
 from controller.loop.planner_runner import PlannerRunner
 from controller.loop.rollout_runner import LiveRolloutPorts, RolloutRunner
+from controller.planners.policy_parts import planner_of
 from controller.planners.table import PLANNERS
 from controller.role.disk_store import DiskStore
 from controller.rollout.core.executor import RolloutExecutor
@@ -38,7 +39,7 @@ from trefoil.core.plan import Plan
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.telemetry import Metrics
 from trefoil.simulator.books.ledger import SimulatedMeter
-from trefoil.simulator.scenario.inputs import planner_for, prepare
+from trefoil.simulator.scenario.inputs import prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
@@ -94,7 +95,7 @@ class Twin:
         config, seen = shell.settings, shell.observation
         metrics, disk, signals = Metrics("controller"), DiskStore(folder, 10_000), Signals()
         row = shell.core.policy
-        planner_runner = PlannerRunner(planner_for(shell.scenario), row.planner, disk, self, 1e6)
+        planner_runner = PlannerRunner(planner_of("", shell.scenario.planned_row), row.planner, disk, self, 1e6)
         self.meter = SimulatedMeter(shell.ledger, shell.hardware, config.measure_s)
         common, keys = (disk, metrics, signals), seen_keys()
         rolls = LiveRolloutPorts(*common, 0.1, keys, PlanKeys("default"), self, self, self, self)

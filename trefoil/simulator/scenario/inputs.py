@@ -162,15 +162,6 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     )
 
 
-def planner_for(scenario: Scenario) -> Planner:
-    """Planner that a scenario names.
-
-    Raises:
-        errors.SettingError: a user's planner that cannot be used.
-    """
-    return planner_of("", scenario.planned_row)
-
-
 def _devices(scenario: Scenario) -> tuple[Device, ...]:
     return tuple(
         Device(f"{name}/{'cpu' if kind.kind == DeviceKind.CPU else f'gpu{i}'}", name, node.zone, kind)
