@@ -55,8 +55,10 @@ SPOILT: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "reading": (
         {"intensity_g_per_kwh": 1e9}, {"intensity_g_per_kwh": 1501.0}, {"intensity_g_per_kwh": -1.0},
         {"ends_at_s": NOW_S - 1.0}, {"ends_at_s": NOW_S + 1e9}, {"observed_at_s": 1e12}, {"series": Series("fr")},
+        {"observed_at_s": -1.0}, {"starts_at_s": -9.0, "ends_at_s": 9.0}, {"fetched_at_s": -1e11},
     ),
     "forecast": (
+        {"issued_at_s": -1e11}, {"bands": (CarbonBand(-60.0, NOW_S, 1.0, 2.0, 3.0),)},
         {"bands": (CarbonBand(NOW_S, NOW_S + 60.0, 100.0, 200.0, 1e9),)},
         {"bands": (CarbonBand(NOW_S, NOW_S + 60.0, -100.0, 200.0, 300.0),)},
         {"issued_at_s": 1e12},

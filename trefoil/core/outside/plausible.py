@@ -78,6 +78,8 @@ def numbers_fault(value: Any, *, leaving: Collection[str] = ()) -> str:
         held = found if isinstance(found, tuple) else found.values() if isinstance(found, Mapping) else (found,)
         for one in held:
             why = numbers_fault(one) if is_dataclass(one) else complaint(name, one, computed=True)
+            if not why and name.endswith("_at_s") and one < 0.0:
+                why = "is before 1970"
             if why:
                 return why if is_dataclass(one) else f"{name} = {one!r} {why}"
     return ""
