@@ -182,7 +182,7 @@ class EngineClient:
             if not finished:  # llama.cpp's server may close the connection after it: not for the next request
                 await answer.extensions["network_stream"].aclose()
         if not begun:
-            why = f"{target.base} broke the answer off: its stream ended without an event"
+            why = f"{target.base} aborted the answer: its stream ended without an event"
             raise EngineError(why, "cut", "see its log; llama.cpp's server does so for a prompt beyond its context")
         if not finished:
             why = f"{target.base} aborted the answer: its stream ended without a finish_reason"
@@ -360,7 +360,7 @@ def _event(text: bytes) -> Mapping[str, Any]:
         raise EngineError(f"an engine event is not an object: {_shown(text)}", "fault")
     if said := found.get("error"):
         own = isinstance(said, dict) and said.get("code") in REFUSED  # vLLM: with the status that it had been
-        why = f"the engine broke the answer off: {_words(text.decode('utf-8', 'replace'))}"
+        why = f"the engine aborted the answer: {_words(text.decode('utf-8', 'replace'))}"
         raise EngineError(why, "refused" if own else "fault")
     return found
 

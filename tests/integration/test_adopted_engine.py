@@ -130,7 +130,7 @@ FAULTS = {
     "!html": (openai.InternalServerError, "answers text/html, no stream of events: <html>It works!</html>. Remedy:"),
     "!half": (openai.InternalServerError, "ended within an event"),
     "!broken": (openai.InternalServerError, "is not JSON: {choices}"),
-    "!error": (openai.InternalServerError, "broke the answer off: the engine core died"),
+    "!error": (openai.InternalServerError, "aborted the answer: the engine core died"),
     "!cut": (openai.InternalServerError, "aborted the answer: its stream ended without a finish_reason"),
     "!close": (openai.InternalServerError, "aborted the answer: its stream ended without a finish_reason"),
     "x" * 1001: (openai.BadRequestError, "the maximum context length is 1000"),

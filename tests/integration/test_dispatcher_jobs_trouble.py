@@ -221,14 +221,14 @@ REFUSED = {
     "--complete-by 6H": "--complete-by = '6H': not a time",
     "--complete-by 3660d": "complete_by = .*: is too far ahead. Remedy: at most 366 days ahead",
     "--complete-by 9999-12-31T23:59Z": "complete_by = .*: is too far ahead",
-    "--complete-by 999999999999d": "complete_by = .*: is no time. Remedy: give UTC seconds",
+    "--complete-by 999999999999d": "complete_by = .*: is not a time. Remedy: give UTC seconds",
     "--complete-by 1h --grams-max nan": "grams_max = nan: is not a number. Remedy: send a finite one",
     "--complete-by 1h --grams-max 1e300": "grams_max = 1e.300: must be 0 or between 1e-12 and 1e.15",
     "--complete-by 1h --grams-max -1": "grams_max = -1.0: is negative",
-    "--complete-by 1h --min-accuracy 90": "min_accuracy = 90.0: is no accuracy. Remedy: a number in 0..1",
+    "--complete-by 1h --min-accuracy 90": "min_accuracy = 90.0: is not an accuracy. Remedy: send 0..1",
     "--complete-by 1h --min-accuracy nan": "min_accuracy = nan: is not a number",
     "--complete-by 1h --priority 4294967296": "priority = 4294967296: cannot be. Remedy: 0 to 4294967295",
-    "--complete-by 1h --id ../a": "id = '../a': is no name of a job. Remedy: at most 63 letters",
+    "--complete-by 1h --id ../a": "id = '../a': is not a name of a job. Remedy: at most 63 letters",
     "--complete-by 1h --tenant ghost": "tenant = 'ghost': no tenants file names tenants. Remedy: leave it out",
     "--complete-by 1h --zone MOON": "zones = 'MOON': is the zone of no node here and of no peer. Remedy: ",
 }
@@ -269,7 +269,7 @@ async def test_a_tenant_that_is_renamed_leaves_its_job_to_its_old_name(state, tm
         file.write_text(tenants("green"))
         system.running.fronts.access.refresh()
         system.slice.gate.set()
-        says = "NOT_FOUND id = 'a': is no job of tenant green. Remedy: name one of its own"
+        says = "NOT_FOUND id = 'a': is not a job of tenant green. Remedy: name one of its own"
         assert says in await refused(jobs.stub.Get(jobs_pb2.GetRequest(id="a"), metadata=blue))
         watched = jobs.stub.Watch(jobs_pb2.WatchRequest(id="a"), metadata=boss)
         last = [told.status async for told in watched][-1]

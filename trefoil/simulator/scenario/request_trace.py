@@ -228,7 +228,7 @@ class _Read:
         bin_s = self.width_s() if choice.time >= 0 else choice.bin_s
         numbers = values * (bin_s / choice.per_s) if choice.per_s else values
         too_many = numbers > bin_s * BY_UNIT["_per_s"].high
-        self.refuse(too_many, choice.count, values, "more than a billion requests a second", "mend that line")
+        self.refuse(too_many, choice.count, values, "more than a billion requests a second", "fix that line")
         if not numbers.sum() > 0:
             raise TraceError(
                 f"{self.path} holds no request: every number is 0", field="trace", remedy="give another trace"
