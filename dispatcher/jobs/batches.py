@@ -389,7 +389,7 @@ def _read_batch(body: bytes) -> dict[str, Any]:
         raise InvalidInput("has no batches here", field="endpoint", value=given["endpoint"], remedy=remedy)
     window = given["completion_window"]
     if _WINDOW.fullmatch(window) is None or int(window[:-1]) > WINDOW_MAX_H:
-        remedy = f'send "24h", or other hours, at most {WINDOW_MAX_H}'
+        remedy = f'send hours, e.g. "24h", at most {WINDOW_MAX_H}'
         raise InvalidInput("is not a window", field="completion_window", value=window, remedy=remedy)
     metadata = given.setdefault("metadata", {})
     pairs = list(metadata.items()) if type(metadata) is dict else [("", None)]

@@ -67,7 +67,7 @@ FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
 VERSION_DIGITS_MAX: Final = 18
 CANCEL_GRACE_S: Final = 0.5  # how long a request whose client left may still run on its slice
 LOG_EVERY_REQUESTS: Final = 1000  # of a family, one has a canonical log line
-NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
+NEWS_S: Final = 0.02  # in which two workers may disagree about a family's owner: state spreads in ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
 
