@@ -2,10 +2,12 @@
 
 vLLM on CPU, Transformers' server and llama.cpp's serve one tiny model. Each is asked alone, then adopted by two
 commands (`trefoil family engine`, `trefoil up`) and asked through the dispatcher by OpenAI's package, tritonclient and
-curl: the same text, finish reason and tokens at temperature 0. Then streams at once, of which none may fail; clients
-that leave, whose places must be free within a second; the sum of the joules of tokens against the simulated node's
-counter; and the engine is killed amid streams. llama.cpp's server cuts a stream off when it gets another request:
-that must reach the client as an error. Prints a line for each check, and ends with exit code 1 if one does not hold.
+curl: the same text, finish reason and tokens at temperature 0. vLLM and llama.cpp ask for an API key, call a tool, and
+embed texts. Bad requests get one error each, and the next one its answer. Then streams at once, of which none may fail;
+clients that leave, whose places must be free within a second; the sum of the joules of tokens against the simulated
+node's counter; and the engine is killed amid streams. llama.cpp's server cuts a stream off when it gets another
+request: that must reach the client as an error. Prints a line for each check, and ends with exit code 1 if one does not
+hold.
 """
 
 import argparse
@@ -17,11 +19,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import openai
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from tests.support.llm_client import Answer, by_curl, by_openai, by_triton
-from tests.support.llm_engines import CLOCK, CONTEXT, KINDS, ROOT, STREAMS, Engine, make_model
+from tests.support.llm_engines import CLOCK, CONTEXT, EMBEDDING, KINDS, ROOT, STREAMS, Engine, make_model
 from tests.support.system import TREFOIL, RunningSystem, booked, until
 from trefoil.cli.run.commands import UP_CONFIG
 from trefoil.core.demand import TableAck
@@ -34,8 +37,29 @@ AT_ONCE: Final = {"vllm": STREAMS, "transformers": STREAMS, "llama": 1}
 FREE_WITHIN_S: Final = 1.0
 COUNTER_ERROR_MAX: Final = 0.01
 BOOKED_WITHIN_S: Final = 120.0
+VECTOR_ERROR_MAX: Final = 1e-3
+"""Of a number of a vector: batches of other sizes round otherwise."""
 LONG: Final = CONTEXT - 40
 """Tokens of a long answer."""
+KEY: Final = "sk-of-the-engine"
+WAY: Final = {"type": "object", "properties": {"to": {"type": "string", "enum": ["north", "south"]}}}
+TOOL: Final[Any] = {
+    "tools": [{"type": "function", "function": {"name": "way", "parameters": {**WAY, "required": ["to"]}}}],
+    "tool_choice": {"type": "function", "function": {"name": "way"}},
+}
+IMAGE: Final = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}]
+BAD: Final[dict[str, dict[str, Any]]] = {
+    "n": {"n": 2}, "logprobs": {"logprobs": True}, "response_format": {"response_format": {"type": "json_object"}},
+    "stream_options": {"stream_options": {"include_usage": True}}, "max_tokens": {"max_tokens": 0},
+    "temperature": {"temperature": -1}, "tool_choice": {"tool_choice": "required"}, "messages": {"messages": []},
+    "messages[0].content": {"messages": IMAGE}, "messages[0].role": {"messages": [{"role": "wizard", "content": "x"}]},
+}  # fmt: skip
+"""Bodies that are refused, by the field that the error names."""
+OWN: Final[dict[str, dict[str, Any]]] = {
+    "temperature": {"temperature": -1}, "top_p": {"top_p": 7}, "max_tokens": {"max_tokens": -5},
+    "logprobs": {"logprobs": "many"}, "stop": {"stop": 5}, "response_format": {"response_format": {"type": "poem"}},
+}  # fmt: skip
+"""Sampling parameters that tritonclient sends unread: the engine's to judge."""
 
 
 class Checks:
@@ -61,7 +85,7 @@ def length(number: int) -> int:
 
 def alone(engine: Engine) -> dict[int, Answer]:
     """Answers of an engine that is asked alone, one after the other."""
-    ask = by_openai(engine.address, engine.model)
+    ask = by_openai(engine.address, engine.model, key=engine.key)
     return {n: ask(prompt(n), True, {"max_tokens": length(n), "temperature": 0}) for n in range(PROMPTS)}
 
 
@@ -73,21 +97,30 @@ class Adopted(RunningSystem):
         self.engine = engine
         self.models = self.state_dir / "models"
 
-    def adopt(self) -> list[str]:
-        """Adopt it; returns what the first command measured."""
+    def measure(self, *more: str) -> subprocess.CompletedProcess[str]:
+        """Run the first of both commands."""
         at_once = AT_ONCE[self.engine.kind]
         words = ["family", "engine", f"tiny={self.engine.address}#{self.engine.model}", "--as", FAMILY]
-        words += ["--accuracy", "tiny=0.5", "--tokens-mean", str(TOKENS), "--slo-latency-ms", "60000"]
+        words += ["--embeddings"] if self.engine.embeds else ["--tokens-mean", str(TOKENS)]
+        words += ["--accuracy", "tiny=0.5", "--slo-latency-ms", "60000", "--repository", str(self.models)]
         words += ["--device-type", BOARD, "--streams", "1,8" if at_once > 1 else "1", "--seconds", "1"]
-        done = subprocess.run(
-            [str(TREFOIL), *words, "--repository", str(self.models)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [str(TREFOIL), *words, *more]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    def adopt(self, check: Checks) -> None:
+        """Adopt it, with its key where it asks for one."""
+        began_s, keys = CLOCK.monotonic_s(), list[str]()
+        if self.engine.key:
+            done = self.measure()
+            said = " ".join(done.stderr.split())
+            check(done.returncode != 0 and "key_file" in said, f"without its key: {said[:150]}")
+            file = self.state_dir / "key"
+            file.write_text(self.engine.key)
+            file.chmod(0o600)
+            keys = ["--key-file", f"tiny={file}"]
+        done = self.measure(*keys)
         if done.returncode:
-            raise RuntimeError(f"trefoil {' '.join(words)}: {done.stderr}{done.stdout}")
+            raise RuntimeError(f"trefoil family engine: {done.stderr}{done.stdout}")
         config = self.state_dir / "up.toml"
         engines = done.stdout[done.stdout.index("[[power_agent.engines]]") :]
         config.write_text((ROOT / UP_CONFIG).read_text() + "\n" + engines)
@@ -98,7 +131,8 @@ class Adopted(RunningSystem):
         words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
         self.started = self.ask("up", "--port-offset", str(self.port_offset), "--config", str(config), *words)
         self.wait_for_rollout()
-        return [line.strip() for line in done.stdout.splitlines() if "TTFT" in line]
+        told = [line.strip() for line in done.stdout.splitlines() if line.startswith("  tiny")]
+        check(True, f"adopted by two commands in {CLOCK.monotonic_s() - began_s:.0f} s; {'; '.join(told)}")
 
     @property
     def api(self) -> str:
@@ -137,15 +171,17 @@ def ask_by_each_client(system: Adopted, expected: dict[int, Answer], check: Chec
         wrong = list[str]()
         for number in range(10):
             for streamed in (True, False):
-                answer = ask(prompt(number), streamed, {"max_tokens": length(number), "temperature": 0})
-                alone_ = expected[number]
+                asked = prompt(number), streamed, {"max_tokens": length(number), "temperature": 0}
+                answer, alone_ = ask(*asked), expected[number]
+                if engine.kind == "llama" and "broke the answer off" in answer.error:  # a health probe cut it
+                    answer = ask(*asked)
                 same = (answer.text, answer.reason) == (alone_.text, alone_.reason) and not answer.error
                 counted = None in (answer.tokens, alone_.tokens) or answer.tokens == alone_.tokens
                 if not same or not counted:
                     wrong.append(f"{number}: {answer} for {alone_}")
         check(not wrong, f"{name}: 20 answers, streamed and whole, are the engine's own {wrong[:1] or ''}")
     limit = {"max_tokens": 12, "temperature": 0}
-    whole = by_openai(engine.address, engine.model, chat=True)(prompt(0), True, limit)
+    whole = by_openai(engine.address, engine.model, chat=True, key=engine.key)(prompt(0), True, limit)
     chat = by_openai(system.api, FAMILY, chat=True)
     answer = chat(prompt(0), True, limit)
     check((answer.text, answer.reason) == (whole.text, whole.reason), f"a chat is the engine's own: {answer.text!r}")
@@ -153,6 +189,56 @@ def ask_by_each_client(system: Adopted, expected: dict[int, Answer], check: Chec
     answer = chat(prompt(0), True, {**limit, "stop": stop})
     wanted = whole.text[: whole.text.index(stop)], "stop"
     check((answer.text, answer.reason) == wanted, f"ended by stop {stop!r}: {answer.text!r} {answer.error}")
+
+
+def call_tool(system: Adopted, check: Checks) -> None:
+    """The call of a tool that the engine has to make, whole and as a stream."""
+    engine = system.engine
+    if engine.kind == "transformers":  # it ignores `tool_choice`, and random weights choose none
+        return
+    asked: Any = {"messages": [{"role": "user", "content": prompt(0)}], "temperature": 0, "max_tokens": 60, **TOOL}
+
+    def call(client: OpenAI, model: str, *, streamed: bool) -> tuple[str, str, str]:
+        if streamed:
+            with client.chat.completions.stream(model=model, **asked) as stream:
+                choice = stream.get_final_completion().choices[0]
+        else:
+            choice = client.chat.completions.create(model=model, **asked).choices[0]
+        [made] = choice.message.tool_calls or [None]
+        return (made.function.name, made.function.arguments, choice.finish_reason) if made else ("", "", "no call")
+
+    with (
+        OpenAI(base_url=engine.address, api_key=engine.key, max_retries=0, timeout=300.0) as direct,
+        OpenAI(base_url=system.api, api_key="none", max_retries=0, timeout=300.0) as client,
+    ):
+        own = call(direct, engine.model, streamed=False)
+        found = [call(client, FAMILY, streamed=streamed) for streamed in (False, True)]
+    check(own[0] == "way" and found == [own, own], f"a tool is called as by the engine: {own} {found}")
+
+
+def ask_badly(system: Adopted, expected: dict[int, Answer], check: Checks) -> None:
+    """Bad requests: one error each, and the next good one has its answer."""
+    good = {"max_tokens": length(0), "temperature": 0}
+    ask, wrong = by_openai(system.api, FAMILY), list[str]()
+    with OpenAI(base_url=system.api, api_key="none", max_retries=0, timeout=300.0) as client:
+        for field, change in BAD.items():
+            body = {"model": FAMILY, "messages": [{"role": "user", "content": "x"}], **change}
+            try:
+                client.post("/chat/completions", body=body, cast_to=object)
+                wrong.append(f"{field}: answered")
+            except openai.APIStatusError as error:
+                said = error.body if isinstance(error.body, dict) else {}
+                wrong += [] if (error.status_code, said.get("param")) == (400, field) else [f"{field}: {error}"]
+    check(not wrong, f"{len(BAD)} bad bodies are refused by the field's name {wrong}")
+    told = {
+        name: by_triton(system.inference, FAMILY)(prompt(0), True, {"max_tokens": 8, **sampling}).error or "answered"
+        for name, sampling in OWN.items()
+    }
+    check(True, "; ".join(f"{name}: {said[:70]}" for name, said in told.items()))
+    answer = ask("which way is the sea " * CONTEXT, True, good)
+    check(bool(answer.error), f"a prompt beyond the context: {answer.status} {answer.error[:120]}")
+    after = ask(prompt(0), True, good)
+    check(after.text == expected[0].text, f"and the next answer is whole {after.error}")
 
 
 async def load(system: Adopted, expected: dict[int, Answer], count: int, check: Checks) -> int:
@@ -211,7 +297,9 @@ async def joules(system: Adopted, tokens: int, check: Checks) -> None:
 async def die(system: Adopted, longest: int, check: Checks) -> None:
     """The engine is killed amid streams."""
     engine, places = system.engine, AT_ONCE[system.engine.kind]
-    async with AsyncOpenAI(base_url=engine.address, api_key="none", max_retries=0, timeout=600.0) as client:
+    async with AsyncOpenAI(
+        base_url=engine.address, api_key=engine.key or "none", max_retries=0, timeout=600.0
+    ) as client:
         whole = (await stream(client, engine.model, longest, LONG)).text
     async with AsyncOpenAI(base_url=system.api, api_key="none", max_retries=0, timeout=600.0) as client:
         tasks = [asyncio.create_task(stream(client, FAMILY, longest, LONG)) for _ in range(places)]
@@ -248,7 +336,7 @@ async def cut(system: Adopted, longest: int, check: Checks) -> None:
     """llama.cpp's server gets a request from elsewhere while a stream runs."""
     async with (
         AsyncOpenAI(base_url=system.api, api_key="none", max_retries=0, timeout=600.0) as client,
-        AsyncOpenAI(base_url=system.engine.address, api_key="none", max_retries=0, timeout=600.0) as direct,
+        AsyncOpenAI(base_url=system.engine.address, api_key=KEY, max_retries=0, timeout=600.0) as direct,
     ):
         running = asyncio.create_task(stream(client, FAMILY, longest, LONG))
         await until(lambda: _in_flight(system, 1), 60.0, "the stream does not run within")
@@ -266,6 +354,8 @@ async def ask_adopted(system: Adopted, expected: dict[int, Answer], streams: int
     """All that is asked of one adopted engine; it is dead afterwards."""
     longest = max(expected, key=lambda number: len(_long(system.engine, number).pieces))
     await asyncio.to_thread(ask_by_each_client, system, expected, check)
+    await asyncio.to_thread(call_tool, system, check)
+    await asyncio.to_thread(ask_badly, system, expected, check)
     tokens = await load(system, expected, streams, check)
     await leave(system, longest, check)
     if system.engine.kind == "llama":
@@ -275,21 +365,54 @@ async def ask_adopted(system: Adopted, expected: dict[int, Answer], streams: int
 
 
 def _long(engine: Engine, number: int) -> Answer:
-    return by_openai(engine.address, engine.model)(prompt(number), True, {"max_tokens": LONG, "temperature": 0})
+    ask = by_openai(engine.address, engine.model, key=engine.key)
+    return ask(prompt(number), True, {"max_tokens": LONG, "temperature": 0})
+
+
+def embed(kind: str, models: Path, check: Checks) -> None:
+    """Embeddings of an engine, adopted and alone."""
+    engine = Engine(kind, models, key=KEY, embeds=True)
+    try:
+        print(f"{kind}, embeddings: ready after {engine.wait_ready():.0f} s", flush=True)
+        system = Adopted(engine)
+        try:
+            system.adopt(check)
+            texts = [f"{prompt(n)} {n}" for n in range(2 * PROMPTS)]
+            with (
+                OpenAI(base_url=engine.address, api_key=KEY, max_retries=0, timeout=300.0) as direct,
+                OpenAI(base_url=system.api, api_key="none", max_retries=0, timeout=300.0) as client,
+            ):
+                own = [direct.embeddings.create(model=engine.model, input=text) for text in texts]
+                found = client.embeddings.create(model=FAMILY, input=texts)
+                vectors = np.array([each.embedding for each in found.data])
+                apart = np.abs(vectors - np.array([each.data[0].embedding for each in own])).max()
+                told = f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers are the engine's within {apart:.1e}"
+                check(vectors.std() > 0 and apart < VECTOR_ERROR_MAX, told)
+                tokens = sum(each.usage.prompt_tokens for each in own)
+                check(
+                    found.usage.prompt_tokens == tokens, f"{found.usage.prompt_tokens} tokens of texts, {tokens} alone"
+                )
+                try:
+                    cut = client.embeddings.create(model=FAMILY, input="a", dimensions=7)
+                    check(len(cut.data[0].embedding) == 7, "cut to 7 dimensions")
+                except openai.APIStatusError as error:
+                    check(True, f"7 dimensions: {error.message[:150]}")
+        finally:
+            system.close()
+    finally:
+        engine.kill()
 
 
 def try_engine(kind: str, models: Path, streams: int, check: Checks) -> None:
     """Everything with one engine."""
-    engine = Engine(kind, models)
+    engine = Engine(kind, models, key=KEY)
     try:
         print(f"{kind}: first token after {engine.wait_ready():.0f} s", flush=True)
         expected, system = alone(engine), Adopted(engine)
         ends = Counter(answer.reason for answer in expected.values())
         print(f"  asked alone: {PROMPTS} answers, {dict(ends)}", flush=True)
         try:
-            began_s = CLOCK.monotonic_s()
-            told = system.adopt()
-            check(True, f"adopted by two commands in {CLOCK.monotonic_s() - began_s:.0f} s; {'; '.join(told)}")
+            system.adopt(check)
             asyncio.run(ask_adopted(system, expected, streams, check))
         finally:
             system.close()
@@ -306,6 +429,8 @@ def main() -> int:
     check, models = Checks(), make_model(ROOT / "out" / "engines")
     for kind in given.engines.split(","):
         try_engine(kind, models, given.streams, check)
+        if kind in EMBEDDING:
+            embed(kind, models, check)
     print(f"{check.failed} checks failed")
     return 1 if check.failed else 0
 

@@ -45,9 +45,9 @@ Ask = Callable[[str, bool, Mapping[str, Any]], Answer]
 """Asks with a prompt, as a stream or not, with sampling parameters."""
 
 
-def by_openai(address: str, model: str, chat: bool = False) -> Ask:
+def by_openai(address: str, model: str, chat: bool = False, key: str = "") -> Ask:
     """Asks by OpenAI's package. What it has no argument for goes into `extra_body`."""
-    client = OpenAI(base_url=address, api_key="none", max_retries=0, timeout=TIMEOUT_S)
+    client = OpenAI(base_url=address, api_key=key or "none", max_retries=0, timeout=TIMEOUT_S)
 
     def ask(prompt: str, stream: bool, sampling: Mapping[str, Any]) -> Answer:
         asked: dict[str, Any] = {"model": model, "stream": stream, "extra_body": dict(sampling)}

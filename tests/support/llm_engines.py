@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import psutil
@@ -20,8 +20,13 @@ from trefoil.runtime.clock import WallClock
 CLOCK: Final = WallClock()
 ROOT: Final = Path(__file__).resolve().parents[2]
 ENVIRONMENT: Final = ROOT / ".venv-engines"
-READY_S: Final = {"vllm": 600.0, "transformers": 300.0, "llama": 60.0}
+READY_S: Final = {"vllm": 1800.0, "transformers": 900.0, "llama": 300.0}
 KINDS: Final = tuple(READY_S)
+KEYED: Final = {"vllm": "--api-key", "llama": "--api_key"}
+"""Flag of an engine that asks for an API key."""
+EMBEDDING: Final = {"vllm": ("--runner", "pooling", "--convert", "embed"), "llama": ("--embedding", "true")}
+"""Flags that make an engine embed."""
+TOOLS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 CONTEXT: Final = 256
 STREAMS: Final = 8
 OFFLINE: Final = {
@@ -51,14 +56,17 @@ def in_environment(*words: str, stdin: str = "") -> str:
 class Engine:
     """One engine's processes."""
 
-    def __init__(self, kind: str, models: Path, *words: str) -> None:
-        """`models`: folder of `make_model`; `words`: further arguments."""
-        self.kind, self.port = kind, free_ports(1)[0]
+    def __init__(self, kind: str, models: Path, *, key: str = "", embeds: bool = False) -> None:
+        """`models`: folder of `make_model`. `key`: API key that it asks for, if it can."""
+        self.kind, self.port, self.embeds = kind, free_ports(1)[0], embeds
+        self.key = key if kind in KEYED else ""
         self.address = f"http://127.0.0.1:{self.port}/v1"
         self.model = str(models / "tiny") if kind == "transformers" else "tiny"
         """What the engine calls the model."""
         self.log = models / f"{kind}-{self.port}.log"
-        command = ["nice", "-n", "5", str(ENVIRONMENT / "bin" / "python"), *self._words(models), *words]
+        command = ["nice", "-n", "5", str(ENVIRONMENT / "bin" / "python"), *self._words(models)]
+        command += [KEYED[kind], self.key] if self.key else []
+        command += EMBEDDING[kind] if embeds else TOOLS if kind == "vllm" else ()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | OFFLINE, start_new_session=True
@@ -88,13 +96,14 @@ class Engine:
             if self._process.poll() is not None:
                 break
             try:
-                asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0}
-                asked |= {"messages": [{"role": "user", "content": "hello"}]}
-                if httpx.post(f"{self.address}/chat/completions", json=asked, timeout=60.0).is_success:
+                chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "temperature": 0}
+                path, asked = ("embeddings", {"input": "hello"}) if self.embeds else ("chat/completions", chat)
+                headers, body = {"authorization": f"Bearer {self.key}"}, {"model": self.model, **asked}
+                if httpx.post(f"{self.address}/{path}", json=body, headers=headers, timeout=60.0).is_success:
                     return took_s
             except httpx.TransportError:
                 pass
-            CLOCK.block(0.2)
+            CLOCK.block(1.0)
         raise RuntimeError(f"{self.kind} is not ready after {took_s:.0f} s: {self.log.read_text()[-2000:]}")
 
     def running(self) -> int | None:

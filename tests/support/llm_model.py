@@ -76,6 +76,7 @@ def write_gguf(folder, out):
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(VOCABULARY)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)  # of embeddings; without it llama.cpp's server answers one a token
     vocabulary = tokens["model"]["vocab"]
     special = {one["id"] for one in tokens["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
