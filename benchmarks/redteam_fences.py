@@ -105,7 +105,7 @@ async def obeyed(system: EchoSystem, limit_s: float = OBEYED_MAX_S) -> None:
     state, why, wanted = system.client.state, "no controller answers", None
     for _ in range(round(limit_s / POLL_S)):
         with suppress(TrefoilError):  # its controller is not there yet
-            answer = await system.client.call("GetRollout", controller_pb2.GetRolloutRequest())
+            answer = await system.client.plan()
             wanted = codec.from_proto(answer.rollout)
         live = [ack for ack in await acks(state) if ack.dispatcher != NOBODY]
         late = [a for a in live if wanted is None or a.table != wanted.target or f"{NOBODY}:0" in a.counts]

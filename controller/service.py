@@ -338,10 +338,6 @@ class ControllerService(BudgetCommands, controller_pb2_grpc.ControllerServicer):
         await self._loop.operate(replace(self._loop.core.control, frozen=True), plan, why)
         return pb.RollbackResponse(revision=self._revision(), why=why)
 
-    async def GetRollout(self, request: Any, context: Any) -> Any:
-        """Rollout that is under way, or the last one."""
-        return pb.GetRolloutResponse(rollout=codec.to_proto(self._loop.rollout_runner.rollout), plan=self._revision())
-
     async def Replan(self, request: Any, context: Any) -> Any:
         """Decide now, whatever the triggers say; answers the decision."""
         cause = request.cause or OPERATOR

@@ -240,11 +240,11 @@ async def test_replans_on_demand_and_shows_each_decision_and_the_rollout(start):
     await plane.until(lambda: _trigger_count(plane, "carbon", 1))
 
     async def moving() -> bool:
-        return (await plane.stub.GetRollout(pb.GetRolloutRequest())).rollout.state == RolloutState.WAITING_READY
+        return (await plane.stub.GetPlan(pb.GetPlanRequest())).rollout.state == RolloutState.WAITING_READY
 
     await plane.until(moving)
-    running = await plane.stub.GetRollout(pb.GetRolloutRequest())
-    assert (running.plan.number, running.rollout.target.number) == (before.number + 1, before.number + 1)
+    running = await plane.stub.GetPlan(pb.GetPlanRequest())
+    assert (running.plan.revision.number, running.rollout.target.number) == (before.number + 1, before.number + 1)
     assert running.rollout.moving
     assert "is in force, not" in await refusal(plane.stub.Replan(pb.ReplanRequest(revision=before)))
     assert "cause = 'whim': no such cause. Remedy: use one of: operator" in await refusal(

@@ -218,8 +218,6 @@ class Running:
                     decision_id="1.000007", outcome="unchanged", effect="unchanged", why=f"asked for: {request.why}",
                     revision=revision,
                 )  # fmt: skip
-            case "GetRollout":
-                return controller_pb2.GetRolloutResponse(rollout=codec.to_proto(ROLLOUT), plan=revision)
             case "GetDecision":
                 record = DecisionRecord(id=request.id or "1.000009", trigger="carbon", policy="exact", why="it rose")
                 return controller_pb2.GetDecisionResponse(decision=codec.to_proto(record), made=codec.to_proto(PLAN))

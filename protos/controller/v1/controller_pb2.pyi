@@ -432,18 +432,6 @@ class RollbackResponse(_message.Message):
     why: str
     def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., why: _Optional[str] = ...) -> None: ...
 
-class GetRolloutRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GetRolloutResponse(_message.Message):
-    __slots__ = ("rollout", "plan")
-    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    rollout: _plan_pb2.Rollout
-    plan: _common_pb2.Revision
-    def __init__(self, rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
-
 class ReplanRequest(_message.Message):
     __slots__ = ("cause", "why", "revision")
     CAUSE_FIELD_NUMBER: _ClassVar[int]

@@ -114,11 +114,6 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.RollbackResponse.FromString,
                 _registered_method=True)
-        self.GetRollout = channel.unary_unary(
-                '/trefoil.controller.v1.Controller/GetRollout',
-                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetRolloutRequest.SerializeToString,
-                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetRolloutResponse.FromString,
-                _registered_method=True)
         self.Replan = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/Replan',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReplanRequest.SerializeToString,
@@ -281,13 +276,6 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetRollout(self, request, context):
-        """How far the rollout is that leads to the plan in force.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Replan(self, request, context):
         """Decides now, whatever the triggers say, and answers the result. A second call changes nothing.
         """
@@ -434,11 +422,6 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.Rollback,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.RollbackRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.RollbackResponse.SerializeToString,
-            ),
-            'GetRollout': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetRollout,
-                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetRolloutRequest.FromString,
-                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetRolloutResponse.SerializeToString,
             ),
             'Replan': grpc.unary_unary_rpc_method_handler(
                     servicer.Replan,
@@ -918,33 +901,6 @@ class Controller:
             '/trefoil.controller.v1.Controller/Rollback',
             protos_dot_controller_dot_v1_dot_controller__pb2.RollbackRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.RollbackResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetRollout(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/trefoil.controller.v1.Controller/GetRollout',
-            protos_dot_controller_dot_v1_dot_controller__pb2.GetRolloutRequest.SerializeToString,
-            protos_dot_controller_dot_v1_dot_controller__pb2.GetRolloutResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -268,7 +268,7 @@ class Promises:
         ]
         if late:
             self.broken(f"{len(late)} of the last requests ended as {sorted({r.ends[0] for r in late})}")
-        asked = system.controller.service.GetRollout(None, None)  # Redis may have missed the end of it
+        asked = system.controller.service.GetPlan(None, None)  # Redis may have missed the end of it
         last: Rollout = codec.from_proto(system.loop.run_until_complete(asked).rollout)
         self._judge_last(last, system.controller.clock.now_s())
         self._judge_keys()

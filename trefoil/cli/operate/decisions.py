@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 @of_system
 def rollout(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show how far the rollout is that leads to the plan in force."""
-    answer = call_system(where, lambda system: system.call("GetRollout", controller_pb2.GetRolloutRequest()))
+    answer = call_system(where, lambda system: system.plan())
     now: Rollout = codec.from_proto(answer.rollout)
     if as_json_:
-        print_json({"rollout": as_json(now), "plan": as_json(answer.plan)})
+        print_json({"rollout": as_json(now), "plan": as_json(answer.plan.revision)})
         return
     out = console()
     target = now.target
