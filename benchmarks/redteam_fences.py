@@ -18,7 +18,6 @@ from benchmarks.chaos_redis import connect
 from benchmarks.chaos_rows import RATE_PER_S, SEED, WORKERS, Trouble, measure
 from benchmarks.echo_system import Arrangement, EchoSystem, running
 from benchmarks.redteam import Check, Outcome, of_row
-from protos.controller.v1 import controller_pb2
 from trefoil.core.common import Lease, Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import TrefoilError
