@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from protos.controller.v1 import controller_pb2
 from protos.dispatcher.v1 import dispatcher_pb2
-from protos.types.v1 import plan_pb2
 from trefoil.cli.main import app
 from trefoil.cli.operate import overview
 from trefoil.cli.run.state_directory import SERVICES, Launch, StatePaths
@@ -143,6 +142,7 @@ class Running:
         self.accuracies: dict[str, float] = {}
         self.tokens: Any = None
         self.waits: Any = None
+        self.rollout = Rollout(Revision(1, 4), RolloutState.DONE)
 
     def changed(self) -> Any:
         """The only change of the objectives that were set last."""
@@ -156,9 +156,8 @@ class Running:
         revision = codec.to_proto(Revision(1, 4))
         match method:
             case "GetPlan":
-                rollout = plan_pb2.Rollout(target=revision, state=int(RolloutState.DONE))
                 return controller_pb2.GetPlanResponse(
-                    plan=codec.to_proto(PLAN), rollout=rollout, mode=int(ActMode.ACT), frozen=True,
+                    plan=codec.to_proto(PLAN), rollout=codec.to_proto(self.rollout), mode=int(ActMode.ACT), frozen=True,
                     models_refused=["node0: model digits/2: its files have digest bb, and node1 has aa"],
                     places_refused=["node0-gpu0-1g.5gb-0: no plan made this instance"],
                     agents_unreached=["node1: advertise_host = '10.0.0.7:8103': the agent of node1 does not answer"],

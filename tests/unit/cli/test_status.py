@@ -8,7 +8,7 @@ import pytest
 
 from protos.controller.v1 import controller_pb2
 from tests.support import running_system
-from tests.support.running_system import HOSTED, KEY, NODE, PLAN, Running, document, run
+from tests.support.running_system import HOSTED, KEY, NODE, PLAN, ROLLOUT, Running, document, run
 from trefoil.cli.run.state_directory import SERVICES, Failing, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import Unavailable
@@ -287,6 +287,7 @@ def test_plan_says_why_and_its_json_can_be_pinned(tmp_path: Path, running: Runni
 
 
 def test_rollout_says_how_far_it_is(tmp_path: Path, running: Running) -> None:
+    running.rollout = ROLLOUT
     assert document(tmp_path, "rollout")["rollout"]["step"] == 2
     said = run(tmp_path, "rollout").stdout
     for part in ("waiting_ready, step 2 of 3", "moving: ", "7g.40gb", "40.0/s for digits", "spent: 512 J"):

@@ -278,7 +278,7 @@ def goes(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("happens", "words", "released"),
     [
-        (lapses, "its clock lease was lost while it was measured: nobody holds it now", 0),
+        (lapses, "its clock lease was lost while it was measured: no process holds it now", 0),
         (is_taken, "its clock lease was lost while it was measured: an operator holds it now", 0),
         (is_stuck, "runs at 1200 MHz, not at 1410: software_power_cap", 1),
         (drifts, "is not honoured: hardware_thermal", 1),
