@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trefoil.reproduce.infadapter.experiment import BASE, HISTORY_S, SCHEMES, InfAdapterSpec, bursty, load, steady
-from trefoil.reproduce.infadapter.study import QUICK, accuracy, claims, fig1, fig2, fig6, study
+from trefoil.reproduce.infadapter.study import NO_HEADROOM, QUICK, accuracy, claims, fig1, fig2, fig6, study
 
 
 def test_the_made_up_load_has_the_mean_and_maximum_of_the_papers():
@@ -90,6 +90,9 @@ def test_the_study_prints_what_was_played(tmp_path):
         assert all(row["cores_planned"]["mean"] <= 20 for row in rows.values()), "the budget"
         assert rows["vpa_plus-152"]["loss_pct"]["mean"] == 0
     assert set(BASE) >= set(found["claims"]["twitter"]["infadapter, beta 0.05"]["fewer_violations_pct"])
+    loss, bare = (found["blocks"][at]["infadapter, beta 0.05"]["loss_pct"]["mean"] for at in ("twitter", NO_HEADROOM))
+    assert bare < loss, "without headroom the load leaves cores for accuracy"
+    assert list(found["claims"][NO_HEADROOM]) == ["infadapter, beta 0.05"]
     assert {path.stem for path in tmp_path.glob("fig*.png")} == {
         "fig01", "fig02", "fig04", "fig05", "fig06", "fig07", "fig08", "fig08_10",
     }  # fmt: skip

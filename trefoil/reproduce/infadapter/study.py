@@ -30,6 +30,8 @@ FIG_1: Final = (8, 14, 20)  # cores
 FIG_2_PER_S: Final = 75.0
 FORECASTERS: Final = ("last_max", "minute_max", "ewma", "holt_winters", "lstm", "oracle")
 TRACES: Final = ("twitter", "steady")
+BARE: Final = (("capacity_share", 1.0), ("load_margin", 0.0))  # without the public code's headroom
+NO_HEADROOM: Final = f"{TRACES[0]}, no headroom"
 PAPER: Final = {"fewer_violations_pct": 65, "less_cost_pct": 33, "less_loss_pct": 4}
 LOADS_PER_S: Final = range(5, 500, 20)  # at which several variants are compared with one
 EQUAL: Final = 0.02  # of cores: what counts as the same cost
@@ -61,6 +63,7 @@ def about() -> dict[str, str]:
 def study(options: InfadapterOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     blocks = {trace: _by_beta(trace, options) for trace in TRACES}
+    blocks[NO_HEADROOM] = _by_beta(TRACES[0], replace(options, betas=(BETA,)), BARE)
     if options.sweeps:
         for trace in TRACES:
             blocks[f"{trace}, artifact"] = {
@@ -87,7 +90,7 @@ def study(options: InfadapterOptions, out: Path, say: Callable[[str], None]) -> 
             block: {name: row_of([runs[s] for s in each]) for name, each in by.items()} for block, by in blocks.items()
         },
     }
-    found["claims"] = {trace: claims(found["blocks"][trace]) for trace in TRACES}
+    found["claims"] = {block: claims(found["blocks"][block]) for block in (*TRACES, NO_HEADROOM)}
     found["says"] = {trace: says(found["blocks"][trace]) for trace in TRACES}
     found["says"]["published"] = _published(found)
     _figures(found, {trace: {name: runs[each[0]] for name, each in blocks[trace].items()} for trace in TRACES}, out)
@@ -103,12 +106,16 @@ def _seeds(options: InfadapterOptions, **of: Any) -> list[InfAdapterSpec]:
     return [InfAdapterSpec(seed=seed, seconds=options.seconds, **of) for seed in options.seeds]
 
 
-def _by_beta(trace: str, options: InfadapterOptions) -> dict[str, list[InfAdapterSpec]]:
-    """Both planners of Eq. 1 at each beta, VPA+ once: it knows none."""
+def _by_beta(
+    trace: str, options: InfadapterOptions, planner: tuple[tuple[str, float], ...] = ()
+) -> dict[str, list[InfAdapterSpec]]:
+    """Both planners of Eq. 1 at each beta, with further settings; VPA+ once: it knows none."""
     found = {scheme: _seeds(options, scheme=scheme, trace=trace) for scheme in BASE}
     for scheme in ("infadapter", "ms_plus"):
         of = _seeds(options, scheme=scheme, trace=trace)
-        found |= {named(scheme, beta): [replace(s, planner=(("beta", beta),)) for s in of] for beta in options.betas}
+        found |= {
+            named(scheme, beta): [replace(s, planner=(*planner, ("beta", beta))) for s in of] for beta in options.betas
+        }
     return found
 
 
