@@ -20,6 +20,7 @@ from typing import Any, Final
 import psutil
 import structlog
 
+from carbon_feed.history import recorder
 from carbon_feed.providers import make_providers
 from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.serving.servicer import CarbonFeedServicer
@@ -71,10 +72,10 @@ def measure(readings: int, say: Callable[[str], None]) -> Memory:
     """One run. A short one has a shorter history, and its store a shorter list of writes: both are full early."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     state_module.WRITES_MAX = min(state_module.WRITES_MAX, readings // 10)  # type: ignore[misc]
+    recorder.HISTORY_MAX = min(recorder.HISTORY_MAX, readings // 5)  # type: ignore[misc]
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as folder:
         settings = CarbonFeedSettings(
             state_dir=Path(folder),
-            history_max=min(CarbonFeedSettings.model_fields["history_max"].default, readings // 5),
             trace=TraceSettings(speedup=STEP_S / TICK_S, step_s=STEP_S, starts_at_s=START_S),
         )
         return asyncio.run(_measure(settings, readings, say))
@@ -103,7 +104,7 @@ async def _measure(settings: CarbonFeedSettings, readings: int, say: Callable[[s
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     cpu_s = time.process_time() - started_s
-    return Memory(readings, settings.history_max, len(loop.history), tuple(rss), told[0], cpu_s)
+    return Memory(readings, recorder.HISTORY_MAX, len(loop.history), tuple(rss), told[0], cpu_s)
 
 
 async def _watch(servicer: CarbonFeedServicer, told: list[int]) -> None:

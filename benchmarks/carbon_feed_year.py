@@ -71,7 +71,7 @@ async def measure(days: int, play_s: float, say: Callable[[str], None], limit_s:
         begin_s = round(clock.now_s() + BEGIN_S, 3)
         played = {"trace__path": trace, "trace__starts_at_s": begin_s}  # then again: a feed that is late has a reading
         wanted = {"zone": "year", "provider": "trace", "trace__speedup": count * STEP_S / play_s, **played}
-        async with running(Path(folder), history_max=8 * count, backfill_max=8 * count, **wanted) as feed:
+        async with running(Path(folder), **wanted) as feed:
             state = State.connect(f"unix://{folder}/redis.sock", "bench", timeout_s=30.0)
             try:
                 last_s = begin_s + play_s * (count - 1) / count

@@ -2,7 +2,7 @@
 
 The services' state folders lie on small separate disks (`small_disks`, needs root), so that filling one leaves the
 machine, Redis and the other services alone. A read-only disk is one for whatever is opened from then on: what a process
-holds open continues being written, as only a failing disk can take that away.
+holds open continues to be written, as only a failing disk can take that away.
 """
 
 import asyncio

@@ -4,7 +4,7 @@ A real dispatcher process, slices in separate processes that serve one request a
 clients that send at Poisson times whether or not they were answered. Printed: goodput over capacity, what was refused,
 how fast and with which reason, the queue and the dispatcher's memory over time. Exit code 1 where a bound is broken.
 
-A busy machine slows slices and clients too. So capacity is what the slices serve to separate clients, just before
+A busy machine slows slices and clients too. So capacity is what the slices serve to its own clients, just before
 and just after; and beside refusals stands what a ServerLive takes, which is answered without any decision.
 """
 
@@ -209,7 +209,7 @@ async def _alive(call: Any, found: Overload) -> None:
 
 
 async def _direct(targets: list[str]) -> float:
-    """What the slices serve to separate clients, two at each [1/s]."""
+    """What the slices serve to its own clients, two at each [1/s]."""
     clock = WallClock()
     ends_s = clock.monotonic_s() + DIRECT_S
 

@@ -216,7 +216,8 @@ class SharedRecorder(_HistoryStream):
             return
         if why := stored_fault(reading, now_s):
             self.set_aside += 1
-            LOG.warning("an entry is left out", key=self._key, why=why, left_out=self.set_aside)
+            if self.set_aside.bit_count() == 1:  # 1, 2, 4, ...: a spoilt stream does not fill the log
+                LOG.warning("an entry is left out", key=self._key, why=why, left_out=self.set_aside)
             return
         key = _entry_key(reading)
         if self._pending and any(_entry_key(waiting) == key for waiting in self._pending):

@@ -74,8 +74,10 @@ class LeaderElection:
         self.holder = held.holder if held is not None else ""
         if held is not None and held.epoch > self._highest_epoch:  # an emptied Redis must not send us back
             known = self._known_epoch()
-            self._highest_epoch = max(believed_epoch(held.epoch, known), known)
-            self._save_epoch()
+            believed = max(believed_epoch(held.epoch, known), known)
+            if believed > self._highest_epoch:
+                self._highest_epoch = believed
+                self._save_epoch()
         return held is None
 
     async def counted_epoch(self) -> int:

@@ -16,7 +16,7 @@ TRAIN: Final = "write it again with `trefoil forecast train`"
 
 
 class OnnxNetwork:
-    """Network that onnxruntime runs, on one thread. Pickled as its path: a checkpoint opens it again."""
+    """Network that onnxruntime runs, on one thread."""
 
     def __init__(self, path: Path) -> None:
         """Open a model.

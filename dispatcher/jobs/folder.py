@@ -57,6 +57,7 @@ PARCELS: Final = "parcels.json"
 ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers."
 NAMED_MAX: Final = 5  # in errors
 OWNER_BYTES: Final = 4096
+LINE_BYTES_MAX: Final = 1024  # of an item in the journal: most have 150, errors 400
 ITEMS_MAX: Final = 10**9  # of any job, whatever `jobs_items_max` was when it came
 WHY_CHARS_MAX: Final = 600
 KEPT_FACTOR: Final = 10
@@ -385,6 +386,7 @@ class JobReader:
         self._kept = kept
         self._epochs: dict[int, int] = {}  # of each journal that counts: how much of it is read
         self.ledger = Ledger(self.stored.items, kept)
+        self._journal_max = BYTES_MAX + self.stored.items * LINE_BYTES_MAX
         self.refresh()
 
     def refresh(self) -> None:
@@ -395,7 +397,7 @@ class JobReader:
             self._epochs = dict.fromkeys(epochs, 0)
         for epoch, limit in epochs.items():
             read = self._epochs[epoch]
-            with open(open_regular(self.path / f"{JOURNAL}{epoch}", bytes_max=BYTES_MAX), "rb") as file:
+            with open(open_regular(self.path / f"{JOURNAL}{epoch}", bytes_max=self._journal_max), "rb") as file:
                 file.seek(read)
                 data = file.read() if limit is None else file.read(max(0, limit - read))
             self._epochs[epoch] = read + replay(self.ledger, epoch, data)
@@ -403,7 +405,7 @@ class JobReader:
     def epochs(self) -> dict[int, int | None]:
         """Journals that count in their order, and how many bytes of each; None: all, of its owner's."""
         for epoch in sorted(_epochs(self.path), reverse=True):
-            with open(open_regular(self.path / f"{JOURNAL}{epoch}", bytes_max=BYTES_MAX), "rb") as file:
+            with open(open_regular(self.path / f"{JOURNAL}{epoch}", bytes_max=self._journal_max), "rb") as file:
                 before = accepted(file.readline())
             if before is not None:
                 return {**dict(sorted(before.items())), epoch: None}

@@ -8,7 +8,6 @@ An answer is passed on as it comes, each event as one response. Errors are `grpc
 import asyncio
 import json
 import math
-import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -18,7 +17,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.utils import deserialize_bytes_tensor
 
 from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
 from dispatcher.transport.core import kserve_wire
@@ -45,6 +43,7 @@ T = TypeVar("T")
 ESTIMATED: Final = "trefoil_tokens_estimated"
 """Parameter of the last response where the engine counts no tokens: one was counted for each event."""
 PROMPT_KEY: Final = "prompt"
+DIMS_MAX: Final = 8  # of a shape that is looked at
 CUT_S: Final = 1.0  # in which answers under way notice that their channel was closed
 CODES: Final[Mapping[Kind, tuple[str, type[grpc.aio.AioRpcError]]]] = {
     "unreachable": ("UNAVAILABLE", NotTaken),
@@ -140,7 +139,8 @@ class EngineChannel:
         request, given = _read(data, self._config)
         sizes, texts = given.get(DIMENSIONS, []), given.get(PROMPT, [])
         if not texts or len(set(sizes)) > 1:
-            why = f"{len(texts)} texts, {DIMENSIONS} {sizes}. Remedy: send at least one text, and one size for all"
+            differ = f"{len(texts)} texts, {DIMENSIONS} {sorted(set(sizes))[:DIMS_MAX]}"
+            why = f"{differ}. Remedy: send at least one text, and one size for all"
             raise _error("INVALID_ARGUMENT", why)
         found = await self._client.embed(self._target, texts, sizes[0] if sizes else None)
         answer, shape = pb.ModelInferResponse(id=request.id, model_name=request.model_name), found.numbers.shape
@@ -271,26 +271,49 @@ def _read(data: bytes, config: Any) -> tuple[Any, dict[str, list[Any]]]:
         try:
             if tensor.datatype != kinds.get(tensor.name):
                 raise ValueError(f"this family has {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}")
-            elements = _elements(tensor, raw)
-            if len(elements) != math.prod(tensor.shape):
-                raise ValueError(f"{len(elements)} elements for the shape {list(tensor.shape)}")
-            if len(elements) != 1 and not config.max_batch_size:
-                raise ValueError(f"{len(elements)} elements, and one is taken")
-        except (ValueError, struct.error) as error:
+            count, most = math.prod(tensor.shape[:DIMS_MAX]), config.max_batch_size
+            if len(tensor.shape) > DIMS_MAX or not (0 if most else 1) <= count <= max(1, most):
+                shape = list(tensor.shape[:DIMS_MAX])
+                raise ValueError(f"elements of the shape {shape}: {f'at most {most} are' if most else 'one is'} taken")
+            elements = _elements(tensor, raw, count)
+        except ValueError as error:
             why = f"input {tensor.name} ({tensor.datatype}): {error}. Remedy: send it as ModelMetadata has it"
             raise _error("INVALID_ARGUMENT", why) from error
         found[tensor.name] = elements
     return request, found
 
 
-def _elements(tensor: Any, raw: bytes | None) -> list[Any]:
-    """Elements of an input: texts, flags or INT32. Raises ValueError, struct.error: its bytes are none."""
-    if tensor.datatype == "BOOL":
-        return list(map(bool, tensor.contents.bool_contents if raw is None else raw))
-    if tensor.datatype == "INT32":
-        return list(tensor.contents.int_contents) if raw is None else np.frombuffer(raw, "<i4").tolist()
-    texts = tensor.contents.bytes_contents if raw is None else deserialize_bytes_tensor(raw)
-    return [text.decode("utf-8", "replace") for text in texts]
+def _elements(tensor: Any, raw: bytes | None, count: int) -> list[Any]:
+    """Elements of an input: texts, flags or INT32; of `count` that are wanted, so that more bytes cost nothing.
+
+    Raises:
+        ValueError: its bytes are not so many elements.
+    """
+    if raw is None:
+        kept = {"BOOL": tensor.contents.bool_contents, "INT32": tensor.contents.int_contents}
+        given = kept.get(tensor.datatype, tensor.contents.bytes_contents)
+        if len(given) != count:
+            raise ValueError(f"{len(given)} elements for the shape {list(tensor.shape)}")
+        return [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in given]
+    if tensor.datatype in ("BOOL", "INT32"):
+        kind = np.dtype("?" if tensor.datatype == "BOOL" else "<i4")
+        if len(raw) != kind.itemsize * count:
+            raise ValueError(f"{len(raw)} bytes for the shape {list(tensor.shape)}")
+        return list(np.frombuffer(raw, kind).tolist())
+    return _texts(raw, count)
+
+
+def _texts(raw: bytes, count: int) -> list[str]:
+    found, at = list[str](), 0
+    for _ in range(count):
+        begin = at + 4
+        at = begin + int.from_bytes(raw[at:begin], "little")
+        if at > len(raw) or begin > len(raw):
+            raise ValueError(f"{len(raw)} bytes end within a text")
+        found.append(raw[begin:at].decode("utf-8", "replace"))
+    if at != len(raw):
+        raise ValueError(f"{len(raw) - at} bytes follow {count} texts")
+    return found
 
 
 def _asked(given: Mapping[str, list[Any]]) -> dict[str, Any]:

@@ -299,7 +299,7 @@ class ServerCall:
     # Its own way
 
     def _start(self, message: Message | None) -> None:
-        # Not by the loop: it would format a number for no use.
+        # Not by the loop: it would format a name that is not used.
         self.task = asyncio.Task(self._run(message), loop=self._connection.loop, name="call")
 
     def _wake(self) -> None:

@@ -440,7 +440,7 @@ class H2Channel:
             try:
                 async with asyncio.timeout(self._connect_s):
                     connection = await self._connect()
-            except (OSError, ssl.SSLError, TimeoutError) as error:
+            except (OSError, ssl.SSLError, TimeoutError, UnicodeError) as error:  # a host that is not a name
                 said = f"no answer within {self._connect_s:g} s" if isinstance(error, TimeoutError) else str(error)
                 self._why = f"{self.target}: {said or type(error).__name__}"
                 self._set(State.TRANSIENT_FAILURE)

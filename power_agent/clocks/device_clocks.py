@@ -315,7 +315,7 @@ class DeviceClocks:
         override = self._node.journal.state.overrides.get((name, Lever.POWER_LIMIT))
         in_force_w = await self._call(name, lambda: driver.power_limit_set_w(name))
         if override is None or (override.load != self._current_load and not same_limit(in_force_w, override.high)):
-            self._found_w = in_force_w  # the driver was loaded again: its locks are not ours
+            self._found_w = in_force_w  # the driver was loaded again: its limit is not ours
             return False
         self._found_w = override.low
         return True

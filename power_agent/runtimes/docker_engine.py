@@ -85,7 +85,7 @@ class Engine:
         """Query what there is: an engine that cannot even tell is as good as none.
 
         Raises:
-            Unavailable: it does not answer, or with a separate error.
+            Unavailable: it does not answer, or answers with an error.
             docker.errors.NotFound: as in `call`.
         """
         try:

@@ -1,4 +1,4 @@
-"""Whatever the feed is asked, it answers or says which field is wrong; it never meets a separate bug."""
+"""Whatever the feed is asked, it answers or says which field is wrong; it never fails by a bug of its own."""
 
 import asyncio
 

@@ -6,7 +6,7 @@ solved once each without the price of moves, f at the lower target, interpolated
 plan beats, whatever runs now.
 Data: `Problem`, `Aim` of one family. Decision: counts. Formulation: the plans of the grid points around an aim, their
 traffic split again for this very aim, with the moves that they take; the best of them is the answer if it is proven to
-are within `WITHIN` gaps of the bound; else the program is solved.
+be within `WITHIN` gaps of the bound; else the program is solved.
 `split` is the program of `program.py` with its integers fixed: one linear program per family with one coupling
 constraint, min sum cost_k r_k subject to sum r_k = demand, sum (accuracy_k - floor) r_k >= 0, 0 <= r_k <= capacity_k,
 solved by its multiplier: at the smallest price of accuracy at which filling classes by cost less price times accuracy

@@ -4,7 +4,7 @@ Data: counter C [J], baseline power B [W], serving time s [s] of an interval of 
 The counter is NVML's, RAPL's, or an integral of power readings where there is none.
 Formulation, per interval: dC = what the counter has moved (resets, wobbles and impossible steps below).
     idle        = min(dC, B s)                      at least one slice READY, SWAPPING or DRAINING
-    unallocated = min(dC - idle, B (t - s))         none of them; plus the parts of the rest that serve no slice
+    unallocated = min(dC - idle, B (t - s))         none of them; plus the parts of the rest that belong to no slice
     rest        = dC - idle - unallocated           split by activity (`attribution`)
 Warm-up and work on slices that do not serve yet weigh in as unallocated; so does a rest without any activity.
 Deviation: none.

@@ -265,6 +265,14 @@ async def test_who_is_refused_at_first_is_served_once_somebody_listens():
             await channel.unary(path("Echo"), (b"x",), 5.0)
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+async def test_a_host_that_is_no_name_is_refused_at_once(host):
+    channel = H2Channel(f"{host}:1")
+    async with refused(Status.UNAVAILABLE, "failed to connect to all addresses"):
+        await channel.unary(path("Echo"), (b"x",), 5.0)
+    await channel.close()
+
+
 async def test_states_are_told_as_they_change():
     async with Scene(answering(respond(data=GOOD, trailers=FINE))) as scene:
         seen = []

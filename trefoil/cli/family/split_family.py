@@ -1,4 +1,4 @@
-"""Split a family's best variant: its stages as Triton models beside it, with profile separate rows."""
+"""Split a family's best variant: its stages as Triton models beside it, with separate profile rows."""
 
 import csv
 import io

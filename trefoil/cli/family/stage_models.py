@@ -1,4 +1,4 @@
-"""Stages of a family's graph as Triton separate models, in a model repository."""
+"""Stages of a family's graph as separate Triton models, in a model repository."""
 
 import shutil
 from collections.abc import Sequence

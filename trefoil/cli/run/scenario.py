@@ -23,8 +23,8 @@ from trefoil.runtime.config import FIXED, Settings
 PORT_MAX: Final = 65535
 # Triton ports of a simulated node: two per memory slice, eight memory slices a device (power_agent).
 TRITON_PORTS_PER_DEVICE: Final = 16
-# A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
 PROVISIONAL_MS: Final = 200.0  # SLO while BASE is being measured; it decides nothing
+# A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
 EXPLORED_STEPS: Final = 4
 EXPLORED_STEP_S: Final = 70.0
 QUICK_STEPS: Final = 3

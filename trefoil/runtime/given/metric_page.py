@@ -19,8 +19,8 @@ def page_samples(text: str, known: Callable[[str], object]) -> Iterator[Sample]:
     Raises:
         ValueError: no page of metrics.
     """
-    for line in text.splitlines():
-        if not line.strip() or line.startswith("#"):
+    for line in text.split("\n"):  # labels may hold other ends of lines
+        if not (begun := line.lstrip()) or begun.startswith("#"):
             continue
         name = _NAME.match(line)
         if name is None:

@@ -310,7 +310,7 @@ def _at_items(catalog: Catalog, family: Family, items: float) -> Catalog:
 
 
 def arrivals_of(scenario: Scenario, given: Provided | None = None) -> dict[str, ArrivalSource]:
-    """Arrivals of each family, from the beginning of the warm-up on; they depend on only load and seed.
+    """Arrivals of each family, from the beginning of the warm-up on; they depend only on load and seed.
 
     Raises:
         errors.TraceError, errors.SettingError: a trace or rate that cannot be.
