@@ -90,6 +90,6 @@ async def containers(folder: Path) -> Outcome:
         process = await asyncio.create_subprocess_exec(*argv, cwd=CHECKOUT, stdout=log, stderr=log)
         code = await process.wait()
     lines = (folder / "compose.log").read_text().splitlines()
-    seen = tuple(line.strip() for line in lines if "Tritons again" in line or line.startswith("skipped"))
+    seen = tuple(line.strip() for line in lines if "Tritons before" in line or line.startswith("skipped"))
     broken = () if code == 0 else tuple(line for line in lines if line.startswith(("BROKEN", "missed"))) or (f"{code}",)
     return Outcome(2, len(broken), broken=broken, figures=seen)
