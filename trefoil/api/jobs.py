@@ -221,7 +221,7 @@ class Jobs:
             last = told
 
     def results(self, name: str, first: int = 0) -> Iterator[ItemResult]:
-        """Results in the order of items, each once; of a job that continues those there are. Raises as `watch`."""
+        """Results in the order of items, each once; of an unfinished job those so far. Raises as `watch`."""
         if not 0 <= first <= ITEM_MAX:
             raise InvalidInput("is not an item", field="first", value=first, remedy="items count from 0")
         for told in self._stream("GetResults", jobs_pb2.GetResultsRequest(id=name, first=first)):

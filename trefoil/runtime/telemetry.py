@@ -134,12 +134,8 @@ class Metrics(Collector):
 def _bound(server: Any) -> None:
     """Bound the clients of a threading HTTP server: one that is silent is left, and the oldest of too many gives way.
     Each has a thread and a descriptor of the service that it is about."""
-    held, begin, end, report = (
-        deque[socket.socket](),
-        server.process_request,
-        server.shutdown_request,
-        server.handle_error,
-    )
+    held = deque[socket.socket]()
+    begin, end, report = server.process_request, server.shutdown_request, server.handle_error
 
     def process_request(client: socket.socket, address: Any) -> None:
         held.append(client)

@@ -161,10 +161,9 @@ def _outputs(message: Any, given: Sequence[Any]) -> dict[str, bool]:
         name = member(each, "name", str, where)
         parameters = _lenient(each)
         tensor = message.outputs.add(name=name)
+        # 0 by HTTP is none, by gRPC an error
         if "classification" in parameters and (count := _unsigned(parameters, "classification", where)):
-            tensor.parameters["classification"].int64_param = min(
-                count, INT64_MAX
-            )  # 0 by HTTP is none, by gRPC an error
+            tensor.parameters["classification"].int64_param = min(count, INT64_MAX)
         if "shared_memory_region" in parameters:
             _shared_memory(tensor.parameters, parameters, where)
         binary[name] = member(parameters, "binary_data", bool, where, False)
