@@ -28,10 +28,13 @@ class ReceiptPublisher:
         self._published_ratios: dict[Key, float] = {}
         self._at_s = -math.inf
         self._published_at_s = -math.inf
+        self._epoch = 0
 
     async def publish(self, plan: Plan | None) -> None:
-        """Publish the rates if it is time to."""
-        now_s = self._clock.now_s()
+        """Publish the rates if it is time to, and at once under a new epoch: nothing repairs what an old one wrote."""
+        now_s, epoch = self._clock.now_s(), self._leadership.epoch
+        if epoch != self._epoch:
+            self._epoch, self._at_s, self._published_at_s = epoch, -math.inf, -math.inf
         if now_s - self._at_s < PUBLISH_S:
             return
         self._at_s = now_s

@@ -118,6 +118,16 @@ async def test_rates_are_published_when_they_move_and_again_before_they_are_old(
     assert len(world.told) >= count + 2, "the slice draws twice as much"
 
 
+async def test_a_new_epoch_publishes_at_once_what_was_overwritten_meanwhile(world):
+    for _ in range(12):
+        await world.second(0.6)
+    await world.state.release(world.authority._lease)
+    world.server.spoil(world.state.keys.receipts(), b"")
+    count = len(world.told)
+    await world.second(0.6)
+    assert len(world.told) == count + 1
+
+
 async def test_the_residual_is_booked_by_the_hour_and_shown(world):
     for _ in range(30):
         await world.second(0.6, receipt_j=5.7)
