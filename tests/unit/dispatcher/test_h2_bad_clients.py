@@ -392,7 +392,8 @@ async def test_a_message_that_dribbles_exceeds_its_time(swift, method):
             client.push()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(client.read(), 0.02)
-        client.h2.end_stream(stream_id)
+        with contextlib.suppress(ngh2.StreamProtocolError):  # the server's reset may have come with its answer
+            client.h2.end_stream(stream_id)
         client.push()
         code, details = await client.status(stream_id)
         assert (code, "did not come within 0.2 s" in details) == ("DEADLINE_EXCEEDED", True)
