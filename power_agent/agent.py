@@ -30,6 +30,7 @@ from power_agent.watch.model_watch import ModelWatch
 from power_agent.watch.slice_health import SliceHealth
 from power_agent.watch.xid_watch import XidWatch
 from trefoil.core.errors import Fenced, PlanError, StartError, TrefoilError, Unavailable
+from trefoil.core.outside.plausible import LED_AHEAD_MAX
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
@@ -160,7 +161,7 @@ class AgentComponent:
                 return
             highest = self.node.journal.state.highest_epoch
             refuse_made_up_epoch(
-                plan.revision.epoch, highest, believed_epoch(await state.epoch_of(CONTROLLER), highest)
+                plan.revision.epoch, highest, believed_epoch(await state.epoch_of(CONTROLLER), highest, LED_AHEAD_MAX)
             )
             if node.journal.fresh:
                 self._refuse_to_end(plan)

@@ -14,6 +14,7 @@ from power_agent.slices.unproven import Unproven
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core.errors import Fenced, InvalidInput, StateUnavailable
 from trefoil.core.fleet import Step
+from trefoil.core.outside.plausible import LED_AHEAD_MAX
 from trefoil.runtime import codec
 from trefoil.runtime.state_errors import believed_epoch
 
@@ -72,7 +73,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """Refuse an epoch under which no controller leads; returns the leader's, 0 if Redis does not answer."""
         highest = self._node.journal.state.highest_epoch
         try:
-            led = believed_epoch(await self._led_epoch(), highest)
+            led = believed_epoch(await self._led_epoch(), highest, LED_AHEAD_MAX)
         except StateUnavailable:
             led = 0  # what this node has seen itself has to do
         refuse_made_up_epoch(epoch, highest, led)

@@ -20,6 +20,7 @@ from controller.role.kept_files import LED, ROLE, KeptFiles
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.core.demand import TableAck
+from trefoil.core.outside.plausible import LED_AHEAD_MAX
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Write
 from trefoil.runtime.security.plan_keys import FIELD, PlanKeys
@@ -30,6 +31,7 @@ from trefoil.runtime.telemetry import Metrics
 RENEWALS_PER_TTL = 4
 NO_KEYS = PlanKeys("")
 ANEW = "start it again: it continues from the other's state"
+KEPT_AHEAD_MAX = LED_AHEAD_MAX // 2  # what is kept may be above a believed report, and is exceeded in turn
 COPY_S = 2.0  # a standby copies what the other leaves so often: Redis may be emptied
 
 
@@ -127,7 +129,7 @@ class Leadership:
         seen = (*self._epochs_seen(), *(ack.table.epoch for ack in acks.values()))
         known = max(seen, default=0) or await self._state.epoch_of(ROLE)
         kept = self._kept_epoch()
-        if not believed_epoch(kept + 1, known):
+        if not believed_epoch(kept + 1, known, KEPT_AHEAD_MAX):
             self._forget_epochs(known)
             kept = known
         return kept, max([kept, *(believed_epoch(epoch, kept) for epoch in seen)])
@@ -137,7 +139,7 @@ class Leadership:
         refuse a controller that leads under the next one."""
         self._log.warning("the epoch on disk is void", role=ROLE, epoch=self._kept_epoch(), known=known)
         led = int(self._disk.load_plain(LED).get("epoch", 0))
-        if not believed_epoch(led + 1, known):
+        if not believed_epoch(led + 1, known, KEPT_AHEAD_MAX):
             self._disk.save(LED, {"epoch": 0})  # as if it were lost: copies of another controller are taken over
         self._disk.save("epoch", {"epoch": known})
         self._known_epoch = known

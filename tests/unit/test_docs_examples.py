@@ -30,7 +30,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", ("mine", "up"))
+@pytest.mark.parametrize("name", ["mine", "up"])
 def test_a_file_that_is_shown_loads(name, tmp_path):
     (tmp_path / f"{name}.toml").write_text(SHOWN[name])
     assert load(CLASSES[name], tmp_path / f"{name}.toml")

@@ -119,9 +119,9 @@ def parse_sum(name: str, text: str) -> float | None:
     return value if is_sum(name, value) else None
 
 
-def believed_epoch(told: int, known: int) -> int:
+def believed_epoch(told: int, known: int, ahead_max: int = EPOCHS_AHEAD_MAX) -> int:
     """Reported epoch, as far as it can be true; 0 for one that would use up the remaining epochs."""
-    return told if told <= known + EPOCHS_AHEAD_MAX else 0
+    return told if told <= known + ahead_max else 0
 
 
 def next_epoch(stored: bytes, *known: int) -> int:

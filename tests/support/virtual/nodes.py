@@ -17,8 +17,10 @@ from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, DeviceStatus, NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.outside.plausible import LED_AHEAD_MAX
 from trefoil.core.plan import NodePlan, PlannedDevice
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.state_errors import believed_epoch
 
 SERVES = (SliceState.READY, SliceState.SWAPPING)
 
@@ -65,7 +67,7 @@ class Node:
 
     def apply(self, plan: NodePlan) -> bool:
         """Apply, as the agent answers it."""
-        led = self._system.led_epoch()
+        led = believed_epoch(self._system.led_epoch(), self.highest_epoch, LED_AHEAD_MAX)
         refuse_made_up_epoch(plan.revision.epoch, self.highest_epoch, led)
         highest = max(self.highest_epoch, led)
         if plan.revision.epoch < highest or plan.revision < self.applied:

@@ -58,6 +58,7 @@ class Agent:
     [
         (2, 3, 3, None),
         (0, 900, 900, None),  # a new node
+        (2, 1_000_004, 1_000_004, None),  # the controller has believed a report that was too high
         (2, 3, 4, r"epoch = 4: no controller leads under it; the leader's epoch is 3\. Remedy: acquire the role"),
         (2, 3, 2**64 - 1, "no controller leads under it"),
         (2, 0, 3, None),  # Redis was emptied, or nobody has led yet

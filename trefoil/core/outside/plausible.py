@@ -24,6 +24,8 @@ EPOCH_MAX: Final = 10**12
 """Highest epoch that any role can have been taken under."""
 EPOCHS_AHEAD_MAX: Final = 1_000_000
 """A role's epoch is one more at each taking: a reader takes no epoch that is further beyond what it knows itself."""
+LED_AHEAD_MAX: Final = 10 * EPOCHS_AHEAD_MAX
+"""How far a leader's epoch may be beyond what an agent has obeyed: it exceeds its disk, reports and Redis in turn."""
 REQUESTS_MAX_PER_S: Final = 1e6
 """Requests of one window: 400 times what one dispatcher worker carries."""
 UNITS_MAX_PER_S: Final = 1e9
