@@ -1,5 +1,6 @@
 """docs/settings.md is what the settings classes and their comments say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,25 @@ def test_settings_page_is_current():
             "family.profile_override",
             "A profile.csv that stands for the family's own, e.g. one of equal joules",
         ),  # above
-        ("nodes", "Nodes that are alike"),  # a class that stands in a field
+        ("nodes.N", "Nodes that are alike"),  # a class that stands in a field
         ("parts.router.quantile", "Of recent times"),  # a part's
     ],
 )
 def test_a_key_has_its_meaning_wherever_that_is_written(key, meaning):
-    rows = [line for line in settings_page.markdown().splitlines() if line.startswith(f"| `{key}` |")]
+    rows = [line for line in settings_page.markdown().splitlines() if re.match(rf"(- |\*\*)`{re.escape(key)}`", line)]
     assert any(meaning in row for row in rows)
 
 
 def test_every_key_says_what_it_means():
-    keys = [line for line in settings_page.markdown().splitlines() if line.startswith("| `") and line.count(" | ") > 2]
+    keys = [line for line in settings_page.markdown().splitlines() if line.startswith(("- `", "**`"))]
     assert len(keys) > 300
-    assert [key for key in keys if key.endswith("|  |")] == []
+    assert [key for key in keys if key.endswith(": ")] == []
+
+
+def test_a_key_shows_its_default_its_bounds_and_its_choice_the_default_first():
+    lines = settings_page.markdown().splitlines()
+    assert "- `web.gap_s` (`0.5`, ≥0, ≤60): Between two" in "\n".join(lines)
+    assert any(line.startswith('- `factors` (`"lifecycle"`, `"direct"`): ') for line in lines)
+    assert any(line.startswith("- `token`, `token_file` (secret): ") for line in lines)
+    assert any(line.startswith("- `costs.interference` (`0.077` or none, ≥0): ") for line in lines)
+    assert any(line.startswith("- `objectives.N.slo.latency_ms` (required number, >0): ") for line in lines)
