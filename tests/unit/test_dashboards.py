@@ -105,7 +105,7 @@ def test_each_alert_is_tried_and_explained():
     page = (ROOT / "docs" / "monitoring.md").read_text()
     for alert in alerts():
         assert alert["alert"] in fires_then_clears | {"TrefoilWatchdog"}  # which never clears
-        assert f"| `{alert['alert']}` |" in page
+        assert f"\n- `{alert['alert']}` (" in page
 
 
 def test_each_alert_has_a_fault_that_is_played():
