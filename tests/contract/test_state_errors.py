@@ -112,7 +112,7 @@ def test_every_key_has_a_row_here_and_in_the_document() -> None:
     document = DOC.read_text()
     for name, row in ROWS.items():
         words = row.documented or row.key.removeprefix(KEYS.prefix).split(":")[0]
-        assert f"\n| {words}" in document or f"... {words}" in document, name
+        assert f"\n- `{words}" in document, name
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
