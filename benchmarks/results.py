@@ -56,7 +56,7 @@ def planner_tables(found: Mapping[str, Any]) -> dict[str, str]:
     columns = ["GPUs", *(f"{case}: {name}" for case in "AB" for name in program), "B: next_s", "B: first_s"]
     drawn = found["drawn"]
     says = {
-        "fleets": f"{drawn['cases']} ({drawn['without_plan']} have no plan)",
+        "Fleets": f"{drawn['cases']} ({drawn['without_plan']} have no plan)",
         "CPU, median": f"{drawn['median_s']:.2f} s",
         "CPU, 95 % below": f"{drawn['p95_s']:.2f} s",
         "CPU, worst": f"{drawn['worst_s']:.2f} s ({drawn['slower_than_aim']} above the aim)",
@@ -65,7 +65,7 @@ def planner_tables(found: Mapping[str, Any]) -> dict[str, str]:
     aims = missed(found["rows"], drawn)
     return {
         "sizes": markdown(columns, rows),
-        "drawn": markdown(says, [list(says.values())]),
+        "drawn": "; ".join(f"{name}: {figure}" for name, figure in says.items()) + ".",
         "missed": "Aims missed: " + ("; ".join(aims) if aims else "none") + ".",
     }
 
@@ -73,7 +73,8 @@ def planner_tables(found: Mapping[str, Any]) -> dict[str, str]:
 def dispatcher_tables(found: Mapping[str, Any]) -> dict[str, str]:
     """Tables of `make bench-dispatcher` by name; `found` is its dispatcher.json."""
     peers = {name: Found(**one) for name, one in found["peers"].items()}
-    tables = {"cpu": cpu_rows(peers), "speed": speed_rows(peers)}
+    measured = [row for row in cpu_rows(peers) if set(row[1:]) != {"-"}]
+    tables = {"cpu": measured, "speed": speed_rows(peers)}
     return {name: markdown(rows[0], rows[1:]) for name, rows in tables.items()}
 
 
