@@ -46,13 +46,13 @@ def planner_tables(found: Mapping[str, Any]) -> dict[str, str]:
     rows = [
         [
             f"{gpus:,}",
-            *(f"{row['time_s']:.2f} | {row['gap']:.2%} | {row['objective_w']:.2f}" for row in (of["A"], of["B"])),
+            *(f"{row['time_s']:.2f} | {row['gap']:.2%}" for row in (of["A"], of["B"])),
             f"{of['B']['next_s']:.2f}",
             f"{of['B']['first_s']:.2f}",
         ]
         for gpus, of in by_case.items()
     ]
-    program = ("time_s", "gap", "objective_w")
+    program = ("time_s", "gap")
     columns = ["GPUs", *(f"{case}: {name}" for case in "AB" for name in program), "B: next_s", "B: first_s"]
     drawn = found["drawn"]
     says = {

@@ -44,7 +44,8 @@ TREFOIL_CARBON_FEED_CONSTANT__INTENSITY_G_PER_KWH=120   # the prefix and the key
 --set constant.intensity_g_per_kwh=120                  # a flag; of an entry of a list: --set zones.0.zone=GB
 ```
 
-In parentheses stand the default and its bounds. A default without a decimal point takes only whole numbers.
+In parentheses stand the default and its bounds. Numbers that show no bound are at least 0; `port_offset` and `params`
+may be negative. A default without a decimal point takes only whole numbers.
 A key that shows its type instead has no default; of several values the first is the default. Lists and tables
 (`by name`) are empty by default. `KEY_file`, next to `KEY`, is a file that holds its value.
 
@@ -66,13 +67,7 @@ Variables of every process:
 """
 
 
-FOOT: Final = """
-## Set by a supervisor
-
-No person sets these: a dispatcher's supervisor tells its workers their places (`WorkerPlace` in
-`dispatcher/settings.py`); `trefoil up` writes the settings of a simulated node (`trefoil/simulated_node/settings.py`).
-"""
-SUPERVISED: Final = (WorkerPlace,)
+SUPERVISED: Final = (WorkerPlace,)  # set by a dispatcher's supervisor, which tells workers their places
 CODE: Final = Path(__file__).parents[2]
 
 
@@ -139,7 +134,7 @@ def markdown() -> str:
     """Markdown of docs/settings.md; what several tables have in common is in the first of them."""
     shown: dict[type[BaseModel], str] = dict.fromkeys(SUPERVISED, "")
     pages = (f"\n## {page.title}\n\n{page.given}\n{_keys(page, shown)}" for page in PAGES)
-    return re.sub(r"\n{3,}", "\n\n", HEAD + "".join(pages) + PARTS + _parts() + FOOT)
+    return re.sub(r"\n{3,}", "\n\n", HEAD + "".join(pages) + PARTS + _parts())
 
 
 def _parts() -> str:
@@ -284,16 +279,16 @@ def _bounds(field: FieldInfo) -> list[str]:
 
 def _value(field: FieldInfo) -> str:
     """Default and bounds of a field; without a default its type; of a choice the values, the default first."""
-    required = field.is_required()
+    required, bounds = field.is_required(), [bound for bound in _bounds(field) if bound != "≥0"]
     default = None if required else field.get_default(call_default_factory=True)
     if choice := _choice(field.annotation):
         values = ", ".join(f"`{value_text(value)}`" for value in sorted(choice, key=lambda value: value != default))
         return f"required: {values}" if required else values
     if default is None or default in ((), {}):
         kind = _kind(field.annotation)
-        return ", ".join([f"required {kind}" if required else kind, *_bounds(field)])
+        return ", ".join([f"required {kind}" if required else kind, *bounds])
     absent = " or none" if NoneType in get_args(field.annotation) else ""
-    return ", ".join([f"`{_in_toml(default)}`{absent}", *_bounds(field)])
+    return ", ".join([f"`{_in_toml(default)}`{absent}", *bounds])
 
 
 def _choice(annotation: Any) -> list[Any]:
