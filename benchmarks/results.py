@@ -133,47 +133,47 @@ def is_stale(study: str, found: Mapping[str, Any]) -> bool:
 
 
 def summary() -> str:
-    """What all kept results say, a row each: figure, n, what was asked for, verdict; then, for each study, its command,
+    """What all kept results say, a row each: figure, what was asked for, verdict; then, for each study, its command, n,
     run time and commit."""
     rows: list[list[str]] = []
     made = {study: kept_of(study) for study in ("demo", "planner", "dispatcher", "jobs")}
 
-    def row(study: str, what: str, figure: str, n: str, asked: str = "", verdict: str = "") -> None:
-        rows.append([f"{study}: {what}", figure, n, asked, verdict])
+    def row(study: str, what: str, figure: str, asked: str = "", verdict: str = "") -> None:
+        rows.append([f"{study}: {what}", figure, asked, verdict])
 
     demo, planner, dispatcher, of_jobs = made.values()
     for name, of in demo["saving_pct"].items():
         mean, lowest, highest = _percents(of)
         figure = f"{mean} % ({lowest} to {highest}); as it ran {_percents(demo['saving_uncorrected_pct'][name])[0]} %"
-        row("demo", f"grams saved against `{name}`", figure, f"{len(demo['seeds'])} seeds")
+        row("demo", f"grams saved against `{name}`", figure)
     for key, (name, scale, unit) in DRAWN.items():
         value, aim = scale * planner["drawn"][key], scale * DRAWN_AIMS[key]
-        asked, fleets = f"at most {aim:g} {unit}", f"{planner['drawn']['cases']} fleets"
-        row("planner", name, f"{value:.2f} {unit}", fleets, asked, _kept(value <= aim))
+        row("planner", name, f"{value:.2f} {unit}", f"at most {aim:g} {unit}", _kept(value <= aim))
     for one in dispatcher["limits"]:
         shown, asked = f"{one['value']:.2f} {one['unit']}", f"at most {one['limit']:g}"
-        rounds = f"{dispatcher['rounds']} rounds"
-        row("dispatcher", one["what"], shown, rounds, asked, _kept(one["passed"]))
+        row("dispatcher", one["what"], shown, asked, _kept(one["passed"]))
     away, once = (
         [found(case) for case in of_jobs["cases"]]
         for found in (jobs.distance_pct, lambda case: jobs.saved_pct(case, "at_once"))
     )
-    spread, cases = f"{statistics.fmean(once):+.1f} % ({min(once):+.1f} to {max(once):+.1f})", f"{len(once)} cases"
-    row("jobs", "grams saved against `at_once`", spread, cases)
+    spread = f"{statistics.fmean(once):+.1f} % ({min(once):+.1f} to {max(once):+.1f})"
+    row("jobs", "grams saved against `at_once`", spread)
     mean = statistics.fmean(away)
     asked = f"at most {jobs.WITHIN_PCT:g} %"
-    row("jobs", "above perfect knowledge, mean", f"{mean:.1f} %", cases, asked, _kept(mean <= jobs.WITHIN_PCT))
+    row("jobs", "above perfect knowledge, mean", f"{mean:.1f} %", asked, _kept(mean <= jobs.WITHIN_PCT))
     late_h = sum(case["rules"]["planned"]["late_h"] for case in of_jobs["cases"])
-    row("jobs", "overdue device hours", f"{late_h:g}", cases, "0", _kept(not late_h))
+    row("jobs", "overdue device hours", f"{late_h:g}", "0", _kept(not late_h))
     assert len(rows) <= ROWS_MAX, "the front page is for the figures that a reader asks for first"
-    table = markdown(["what", "figure", "n", "asked", "verdict"], rows)
-    return "\n".join((table, "", *(f"- {study}: {_made(study, found)}" for study, found in made.items())))
+    counts = (len(demo["seeds"]), planner["drawn"]["cases"], dispatcher["rounds"], len(once))
+    n = [f"{count} {unit}" for count, unit in zip(counts, ("seeds", "fleets", "rounds", "cases"), strict=True)]
+    studies = [f"- {study}: {_made(study, found, of)}" for (study, found), of in zip(made.items(), n, strict=True)]
+    return "\n".join((markdown(["what", "figure", "asked", "verdict"], rows), "", *studies))
 
 
-def _made(study: str, found: Mapping[str, Any]) -> str:
-    """Command, run time and commit of a study, and whether it is stale."""
+def _made(study: str, found: Mapping[str, Any], n: str) -> str:
+    """Command, n, run time and commit of a study, and whether it is stale."""
     took = f"{found['took_s'] / 60:.0f} min" if "took_s" in found else "run time not kept"
-    return f"`{found['command']}`, {took}, {found['commit'][:8]}{', stale' if is_stale(study, found) else ''}"
+    return f"`{found['command']}`, {n}, {took}, {found['commit'][:8]}{', stale' if is_stale(study, found) else ''}"
 
 
 def _kept(passed: bool) -> str:

@@ -15,7 +15,7 @@ def rows() -> list[list[str]]:
 
 
 def studies() -> dict[str, str]:
-    """Command, run time and commit, by study."""
+    """Command, n, run time and commit, by study."""
     lines = [line for line in results.summary().splitlines() if line.startswith("- ")]
     return dict(line.removeprefix("- ").split(": ", 1) for line in lines)
 
@@ -32,9 +32,9 @@ def kept(tmp_path, monkeypatch):
 
 def test_each_row_says_n_command_run_time_and_commit(kept):
     assert 0 < len(rows()) <= 25
-    for what, figure, n, _, _ in rows():
-        assert all((what, figure, n)), what
-        assert re.fullmatch(r"`[^`]+`, 3 min, [0-9a-f]{8}", studies()[what.split(":")[0]]), what
+    for what, figure, _, _ in rows():
+        assert all((what, figure)), what
+        assert re.fullmatch(r"`[^`]+`, \d+ \w+, 3 min, [0-9a-f]{8}", studies()[what.split(":")[0]]), what
 
 
 @pytest.mark.parametrize("sources", ["then", None])
