@@ -171,9 +171,10 @@ def summary() -> str:
 
 
 def _made(study: str, found: Mapping[str, Any], n: str) -> str:
-    """Command, n, run time and commit of a study, and whether it is stale."""
+    """Command, n, run time and commit of a study, whether it is stale, and the machine."""
     took = f"{found['took_s'] / 60:.0f} min" if "took_s" in found else "run time not kept"
-    return f"`{found['command']}`, {n}, {took}, {found['commit'][:8]}{', stale' if is_stale(study, found) else ''}"
+    stale = ", stale" if is_stale(study, found) else ""
+    return f"`{found['command']}`, {n}, {took}, {found['commit'][:8]}{stale}; {found['machine']}"
 
 
 def _kept(passed: bool) -> str:

@@ -44,8 +44,8 @@ TREFOIL_CARBON_FEED_CONSTANT__INTENSITY_G_PER_KWH=120   # the prefix and the key
 --set constant.intensity_g_per_kwh=120                  # a flag; of an entry of a list: --set zones.0.zone=GB
 ```
 
-In parentheses stand the default and its bounds. Numbers that show no bound are at least 0; `port_offset` and `params`
-may be negative. A default without a decimal point takes only whole numbers.
+In parentheses stand the default and its bounds. Numbers without a lower bound are at least 0; only `port_offset` and
+`params` may be negative. A default without a decimal point takes only whole numbers.
 A key that shows its type instead has no default; of several values the first is the default. Lists and tables
 (`by name`) are empty by default. `KEY_file`, next to `KEY`, is a file that holds its value.
 
@@ -287,8 +287,11 @@ def _value(field: FieldInfo) -> str:
     if default is None or default in ((), {}):
         kind = _kind(field.annotation)
         return ", ".join([f"required {kind}" if required else kind, *bounds])
-    absent = " or none" if NoneType in get_args(field.annotation) else ""
-    return ", ".join([f"`{_in_toml(default)}`{absent}", *bounds])
+    arguments = get_args(field.annotation)
+    more = " or none" if NoneType in arguments else ""
+    if arguments and get_origin(arguments[0]) is Literal:
+        more = f" of {_name(arguments[0])}"
+    return ", ".join([f"`{_in_toml(default)}`{more}", *bounds])
 
 
 def _choice(annotation: Any) -> list[Any]:

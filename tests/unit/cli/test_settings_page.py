@@ -43,6 +43,7 @@ def test_a_key_shows_its_default_its_bounds_and_its_choice_the_default_first():
     lines = settings_page.markdown().splitlines()
     assert "- `web.gap_s` (`0.5`, ≤60): Between two" in "\n".join(lines)
     assert any(line.startswith('- `factors` (`"lifecycle"`, `"direct"`): ') for line in lines)
+    assert any(line.startswith('- `tenant.N.roles` (`["infer"]` of `infer`, `admin`, `jobs`): ') for line in lines)
     assert any(line.startswith("- `token`, `token_file` (secret): ") for line in lines)
     assert any(line.startswith("- `costs.interference` (`0.077` or none): ") for line in lines)
     assert any(line.startswith("- `objectives.N.slo.latency_ms` (required number, >0): ") for line in lines)
