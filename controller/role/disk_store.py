@@ -10,6 +10,7 @@ What another controller needs to continue from here is noted in `uncopied`, unti
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -26,6 +27,7 @@ from trefoil.runtime.telemetry import Metrics
 
 T = TypeVar("T")
 TRIAL: Final = "trial"
+DECISION_ID: Final = re.compile(r"[0-9]+\.[0-9]+")
 LOST_FILE: Final = "lost"
 OWN: Final = frozenset({TRIAL, LOST_FILE, "epoch", "led", "accounting"})
 """What is of this disk alone: Redis knows epochs and what is accounted itself."""
@@ -235,7 +237,7 @@ class DiskStore:
     def decision_ids(self) -> list[str]:
         """Ids of all decisions on disk, oldest first."""
         names = [p.name.removesuffix(".json") for p in (self._root / "decisions").glob("*.json")]
-        return sorted((n for n in names if not n.endswith(".plan")), key=decision_order)
+        return sorted((name for name in names if DECISION_ID.fullmatch(name)), key=decision_order)
 
     def _read(self, name: str, cls: Any = None) -> Any:
         path = self._path(name)

@@ -10,7 +10,7 @@ from controller.explore.core.exploration_state import ExplorationTotals
 from controller.role.by_command import BY_COMMAND, FLEET, TENANT_BUDGETS, ByCommand, KeptBudgets
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
-from trefoil.core.outside.plausible import EPOCH_MAX, hour_starts_s, is_sum
+from trefoil.core.outside.plausible import EPOCH_MAX, are_grams, hour_starts_s, is_sum
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime.state_files import as_epoch
 
@@ -93,6 +93,9 @@ class KeptBooks:
     def __post_init__(self) -> None:
         sums = (one for hour in self.hours.values() for family in hour.values() for one in family.items())
         _require("hours", "a sum", all(is_sum(name, number) for name, number in sums))
+        books = [family for hour in self.hours.values() for family in hour.values()]
+        for grams, joules in (("grams", "joules"), ("base_grams", "base_joules")):
+            _require("hours", grams, all(are_grams(one.get(grams, 0.0), one.get(joules, 0.0)) for one in books))
         _require_hours(self.hours)
         _require("told", "an end", all(math.isfinite(end_s) for _, end_s in self.told.values()))
 
@@ -105,7 +108,7 @@ class KeptSpend:
 
     def __post_init__(self) -> None:
         costs = (one for hour in self.hours.values() for tenants in hour.values() for one in tenants.values())
-        _require("hours", "a cost", all(math.isfinite(number) for one in costs for number in one))
+        _require("hours", "a cost", all(math.isfinite(joules) and are_grams(grams, joules) for joules, grams in costs))
         _require_hours(self.hours)
 
 

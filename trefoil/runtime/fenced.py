@@ -170,6 +170,11 @@ class SetFields:
 Write = Put | PutBytes | Append | Delete | SetFields
 
 
+def type_of(write: Append | SetFields) -> str:
+    """Type of the value at the key that is appended to or has fields set, in Redis' words."""
+    return "stream" if isinstance(write, Append) else "hash"
+
+
 def encoded(write: Write) -> Write:
     """Encode the value of a Put that never expires; every other operation as it is."""
     return PutBytes(write.key, codec.encode(write.obj)) if isinstance(write, Put) and write.ttl_s is None else write

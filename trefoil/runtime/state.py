@@ -50,11 +50,10 @@ LOADS_TTL_S: Final = 900.0
 ACK_TTL_S: Final = 5.0
 SIGNAL_TTL_S: Final = 3.0
 REPAIR_S: Final = 2.0
+TYPES_S: Final = 7200.0  # streams and hashes that are looked after: written so lately, as an hour's totals are
 PAGES_MAX: Final = 20  # of unreadable entries in a row, that one read of a stream goes past
 UNREADABLE_MAX: Final = 1_000
-
 NEVER_ENDS: Final = -1  # PTTL of a key without one
-
 _ENTRY_ID: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 T = TypeVar("T")
 Entries = list[tuple[Any, Mapping[bytes, bytes]]]
@@ -66,7 +65,7 @@ class _Held:
 
     lease_data: bytes = b""
     values: dict[str, bytes] = field(default_factory=dict)  # by key, of those that never expire
-    types: dict[str, str] = field(default_factory=dict)  # by key, of streams and hashes
+    types: dict[str, tuple[str, float]] = field(default_factory=dict)  # of streams and hashes, and when written last
     # Of these the ones that were deleted because they were overwritten: their writer must learn of it.
     deleted: set[str] = field(default_factory=set)
     attempts: dict[str, bytes] = field(default_factory=dict)  # with an unknown outcome
@@ -162,6 +161,7 @@ class State:
         """
         started_s = self._clock.monotonic_s()
         if not self.holds(lease):
+            self._of_role(lease.name).values.clear()  # another holder may have written since
             return False
         renewed = Lease(lease.name, lease.holder, lease.epoch, self._clock.now_s() + ttl_s)
         async with self._guard():
@@ -237,7 +237,7 @@ class State:
                     if isinstance(operation, Delete):
                         held.values.pop(operation.key, None)
                     elif isinstance(operation, Append | SetFields):
-                        held.types[operation.key] = "stream" if isinstance(operation, Append) else "hash"
+                        held.types[operation.key] = fenced.type_of(operation), self._clock.monotonic_s()
             for key in values:
                 held.attempts.pop(key, None)
         if outcome == fenced.UNREADABLE:
@@ -281,9 +281,10 @@ class State:
                 for key in [key for key in wrong if key in held.attempts and stored[key] == held.attempts[key]]:
                     held.values[key] = held.attempts.pop(key)
                     wrong.remove(key)
+                held.types = {key: of for key, of in held.types.items() if now_s - of[1] < TYPES_S}
                 types = await self._send(lambda pipeline: [pipeline.type(key) for key in held.types])
                 found = zip(held.types.items(), map(_text, types), strict=True)
-                foreign = [key for (key, wanted), kind in found if kind not in ("none", wanted)]
+                foreign = [key for (key, (wanted, _)), kind in found if kind not in ("none", wanted)]
                 if wrong or foreign:
                     puts = [fenced.PutBytes(key, held.values[key]) for key in wrong]
                     await self._fenced(lease, [*puts, *map(Delete, foreign)])

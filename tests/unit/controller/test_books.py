@@ -181,7 +181,7 @@ async def test_windows_of_a_full_stream_are_booked_once(world, tmp_path):
 
 @pytest.mark.parametrize("grams", [-3.0, 3.0])
 def test_books_of_negative_intensities_are_read_back(grams):
-    assert KeptBooks({}, {HOUR: {"digits": {"joules": 7.0, "grams": grams}}}, {})
+    assert KeptBooks({}, {HOUR: {"digits": {"joules": 7e3, "grams": grams}}}, {})
 
 
 @pytest.mark.parametrize("kept", [lambda hours: KeptBooks({}, hours, {}), KeptSpend])
@@ -241,3 +241,20 @@ async def test_names_that_no_controller_booked_do_not_stay_in_an_hour(world):
     await seconds(world, 5)
     assert await stored(world) == {HOUR: pytest.approx(60.0)}
     assert await stored(world, "requests:ghost") == {}
+
+
+@pytest.mark.parametrize(
+    ("joules", "grams", "why"),
+    [(1e3, 0.1, ""), (1e3, -0.1, ""), (1e3, -3600.0, "grams"), (0.0, 1.0, "grams"), (1e3, 1e17, "grams")],
+)
+def test_kept_books_have_no_more_grams_than_their_joules_can_cause(joules, grams, why):
+    hours = {"2026111812": {"digits": {"joules": joules, "grams": grams}}}
+    costs = {"2026111812": {"digits": {"t": (joules, grams)}}}
+    if not why:
+        KeptBooks({}, hours, {})
+        KeptSpend(costs)
+        return
+    with pytest.raises(InvalidInput, match=rf"hours = .*{why}"):
+        KeptBooks({}, hours, {})
+    with pytest.raises(InvalidInput, match="hours = 'a cost'"):
+        KeptSpend(costs)

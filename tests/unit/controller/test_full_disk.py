@@ -224,3 +224,10 @@ def test_a_change_that_cannot_be_kept_is_refused_whole_and_done_when_there_is_ro
     assert seen["explained"]
     assert seen["accepted"] == [""]
     assert {end for request in system.requests for end in request.ends} == {"OK"}
+
+
+def test_a_file_among_the_decisions_that_is_none_is_left_alone(tmp_path):
+    store = DiskStore(tmp_path, 10)
+    (tmp_path / "decisions").mkdir(exist_ok=True)
+    (tmp_path / "decisions" / "1.x.json").write_text("{}")
+    assert store.decision_ids() == []

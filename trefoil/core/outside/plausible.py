@@ -15,8 +15,9 @@ from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
 from trefoil.core.fleet import DeviceKind, DeviceType, NodeStatus
 from trefoil.core.latency import BUCKETS, Histogram
-from trefoil.core.outside.ranges import complaint
+from trefoil.core.outside.ranges import complaint, range_of
 from trefoil.core.plan_check import CREDITS_MAX
+from trefoil.core.units import J_PER_KWH
 
 HOUR: Final = "%Y%m%d%H"
 """Name of an hour of the books, in UTC."""
@@ -57,6 +58,11 @@ def is_sum(name: str, value: float) -> bool:
     """Whether a number can be the sum of that name in the books of an hour. Grams are negative at negative marginal
     intensities, nothing else is."""
     return (value >= 0.0 or "grams" in name) and abs(value) <= SUM_MAX
+
+
+def are_grams(grams: float, joules: float) -> bool:
+    """Whether joules can have caused these grams, at any intensity and PUE that there are; rounding is allowed for."""
+    return abs(grams) <= 1e-6 + abs(joules) * range_of("_g_per_kwh").high * range_of("pue").high / J_PER_KWH
 
 
 def hour_starts_s(hour: str) -> float | None:
