@@ -277,6 +277,16 @@ def test_the_head_is_measured_as_protobuf_writes_it(message):
     assert sum(map(len, raw)) <= len(data)
 
 
+@pytest.mark.parametrize("before", [b"", b"\x08", b"\x3a"], ids=["tag", "number", "length"])
+def test_a_number_of_more_than_ten_bytes_is_no_message(before):
+    size, fields, raw = kserve_wire.head_size(data := before + b"\xff" * 10 + b"\x00" + bytes(admission.SMALL_BYTES))
+    assert size >= len(data) - 1
+    assert (fields, raw) == (1, [])
+    for spoilt_data in (data, before + b"\xff" * 800_000):  # half a minute, were it read as one number
+        with pytest.raises(InvalidInput, match="are not a ModelInferRequest"):
+            admission.parse_request(spoilt_data, 2**24)
+
+
 def test_who_sends_megabytes_does_not_get_them_back():
     long = "n" * 10**7
     assert len(shown(long)) < VALUE_CHARS_MAX + 40

@@ -34,6 +34,8 @@ def length(count: int) -> bytes:
 
 FIELDS_MAX: Final = 4096
 """Tensors, their raw contents, and parameters of one request."""
+VARINT_BYTES_MAX: Final = 10
+"""Of 64 bits; reading a longer number would cost the square of its bytes."""
 RAW_INPUT_TAG: Final = 0x3A  # field 7, length-delimited, in ModelInferRequest
 
 
@@ -42,15 +44,15 @@ def head_size(data: bytes) -> tuple[int, int, list[tuple[int, int]]]:
     raw contents begin and end. Unreadable bytes count as size, without raw contents: the parser reports their error."""
     at = beside = fields = 0
     raw: list[tuple[int, int]] = []
-    with suppress(IndexError):  # it is cut off
+    with suppress(IndexError):  # it is cut off, or no message
         while at < len(data) and fields <= FIELDS_MAX:
             begins, fields = at, fields + 1
-            tag, at = _varint(data, at)
+            tag, at = varint(data, at)
             if tag & 7 == 2:
-                size, at = _varint(data, at)
+                size, at = varint(data, at)
                 at += size
             elif tag & 7 == 0:
-                _, at = _varint(data, at)
+                _, at = varint(data, at)
             elif tag & 7 in (1, 5):
                 at += 8 if tag & 7 == 1 else 4
             else:
@@ -69,16 +71,16 @@ def without(data: bytes, spans: list[tuple[int, int]]) -> bytes:
     return b"".join(data[end:begin] for end, begin in zip(ends, begins, strict=True))
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Value, and where it ends; IndexError for one that is cut off."""
-    value = shift = 0
-    while True:
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Value, and where it ends; IndexError for one that is cut off, or longer than VARINT_BYTES_MAX."""
+    value = 0
+    for shift in range(0, 7 * VARINT_BYTES_MAX, 7):
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-        shift += 7
+    raise IndexError("a number is too long")
 
 
 def _string(tag: bytes, text: str) -> bytes:

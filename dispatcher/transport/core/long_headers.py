@@ -9,6 +9,8 @@ so that it empties it as the long one would (RFC 7541, 4.4).
 from collections.abc import Sequence
 from typing import Final
 
+from dispatcher.transport.core.kserve_wire import varint
+
 VALUE_MAX: Final = 65_536
 SHORT_BYTES: Final = 16 * 1024  # what stays of a long value; more than the dynamic table, which holds 4,096
 HELD_MAX: Final = 256 * 1024  # of a longer block only what stays of it is held
@@ -205,17 +207,13 @@ def _short(block: bytes, value_at: int, text_at: int) -> bytes:
 
 
 def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """An integer with a prefix of so many bits (RFC 7541, 5.1), and where it ends."""
+    """An integer with a prefix of so many bits (RFC 7541, 5.1), and where it ends; raises like `varint`."""
     whole = (1 << bits) - 1
     value, at = block[at] & whole, at + 1
     if value < whole:
         return value, at
-    shift = 0
-    while True:
-        value += (block[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if not block[at - 1] & 0x80:
-            return value, at
+    more, at = varint(block, at)
+    return whole + more, at
 
 
 def _string(value: bytes) -> bytes:

@@ -150,6 +150,16 @@ def test_a_block_that_ends_within_a_field_is_left_to_libnghttp2(cut):
     assert passed(data) == data
 
 
+@pytest.mark.parametrize("size", [10, 200_000], ids=["one frame", "a block that is not held"])
+def test_an_integer_without_end_is_left_to_libnghttp2(size):
+    block = b"\x00\x7f" + b"\xff" * size + b"\x01" + b"a" * 9
+    with pytest.raises(IndexError, match="too long"):
+        shorten(block)
+    data = frame(HEADERS, 0, block) + frame(CONTINUATION, END_HEADERS, b"\xff" * size)
+    assert passed(data)[9:].startswith(block)
+    assert not read_by_libnghttp2(passed(data))
+
+
 def test_a_block_without_end_is_not_held_for_ever():
     endless = frame(HEADERS, 0, b"") + frame(CONTINUATION, 0, b"\x00" * 60_000) * (BLOCK_MAX // 60_000 + 9)
     headers = LongHeaders()
