@@ -262,7 +262,7 @@ def _bytes_of(tensor: Any) -> int | None:
 
 def _rows_of(tensor: Any, content: bytes, rows: int) -> list[bytes]:
     """Content of each row of an output."""
-    if not tensor.shape or tensor.shape[0] != rows:
+    if not 1 <= len(tensor.shape) <= kserve_wire.DIMENSIONS_MAX or tensor.shape[0] != rows:
         raise InvalidInput(
             "does not have the rows of its batch", field=f"outputs.{tensor.name}", value=list(tensor.shape)
         )
@@ -272,7 +272,7 @@ def _rows_of(tensor: Any, content: bytes, rows: int) -> list[bytes]:
     per_row, at, found = math.prod(tensor.shape[1:]), 0, list[bytes]()
     for _ in range(rows):
         begin = at
-        for _ in range(per_row):
+        for _ in range(min(per_row, (len(content) - at) // TEXT_HEAD + 1)):  # up to the first that is cut off
             at += TEXT_HEAD + int.from_bytes(content[at : at + TEXT_HEAD], "little")
         found.append(content[begin:at])
     if at != len(content):

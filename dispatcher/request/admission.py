@@ -20,7 +20,7 @@ from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.core.tenant_rungs import whose
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
-from dispatcher.transport.core.kserve_wire import FIELDS_MAX
+from dispatcher.transport.core.kserve_wire import DIMENSIONS_MAX, FIELDS_MAX
 from dispatcher.transport.core.trace_context import NO_TRACE, Trace
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.demand import JOB_CLASS, PROBE_ID, PROBE_TENANT
@@ -35,7 +35,6 @@ TEXT_CHARS_MAX: Final = 1024
 """Of an id, a tensor's name or datatype, and a parameter's name: slices say them again in their errors."""
 SEQUENCE_CHARS_MAX: Final = 128
 """Of a sequence's id: Triton's own limit."""
-DIMENSIONS_MAX: Final = 64
 ELEMENTS_MAX: Final = 2**56
 """Of one tensor, empty dimensions left out: bytes are counted in 64 bits by everybody after us."""
 FEW, SMALL_SIZE = 4, 2**14

@@ -209,6 +209,12 @@ def test_deeper_nesting_is_refused(depth):
         codec.decode(body, len(body), "m", "")
 
 
+def test_an_answer_of_any_number_of_sizes_is_refused_in_a_short_text():
+    with pytest.raises(TrefoilError, match="has 1 elements and the shape") as caught:
+        tensors.from_bytes("y", "UINT8", [2**63 - 1] * 40_000, b"1")
+    assert len(str(caught.value)) < 2000
+
+
 @settings(max_examples=200)
 @given(
     st.lists(

@@ -58,6 +58,21 @@ def test_a_shape_whose_elements_are_more_than_64_bits_count_is_refused(rows):
         codec.decode(text, len(text), "m", "")
 
 
+@pytest.mark.parametrize("data", ['"data":[1]', '"parameters":{"binary_data_size":0}'], ids=["json", "binary"])
+@pytest.mark.parametrize("last", ["2", "0"])
+def test_a_shape_of_thousands_of_sizes_is_refused_before_they_are_multiplied(data, last):
+    shape = ",".join([str(2**63 - 1)] * 12_000 + [last])
+    text = f'{{"inputs":[{{"name":"X","datatype":"FP32","shape":[{shape}],{data}}}]}}'.encode()
+    began_s = time.process_time()
+    with pytest.raises(InvalidInput, match=r"'shape' is longer than any tensor's.*at most 64 sizes"):
+        codec.decode(text, len(text), "m", "")
+    assert time.process_time() - began_s < 0.1
+    most = ",".join([str(2**63 - 1)] * 64)
+    text = f'{{"inputs":[{{"name":"X","datatype":"FP32","shape":[{most}],"data":[1]}}]}}'.encode()
+    with pytest.raises(InvalidInput, match="'data' has 1 elements"):
+        codec.decode(text, len(text), "m", "")
+
+
 def test_a_whole_number_beyond_64_bits_is_a_double():
     text = body(request=',"parameters":{"a":18446744073709551615,"b":-9223372036854775809}')
     message = pb.ModelInferRequest.FromString(codec.decode(text, len(text), "m", "")[0])

@@ -43,6 +43,8 @@ from trefoil.runtime.rpc import status_of
 JSON_LENGTH: Final = "inference-header-content-length"
 HUGE_BYTES: Final = 4 * 2**20
 """JSON from here on has a second process: what takes tenths of a second must not wait for what takes seconds."""
+JSON_S: Final = 120.0
+"""Of one body in such a process [s]: many times what the largest takes."""
 INDEX_BYTES_MAX: Final = 64 * 1024
 """Of a question for the repository's index."""
 
@@ -69,7 +71,7 @@ class RestApp:
         self._json_limit = "rest_json_bytes_max" if json_bytes_max >= 0 else "message_bytes_max"
         most = min((PROMPT_BYTES_MAX, "a prompt"), (self._body_bytes_max, "message_bytes_max"))
         self._text_limit = min(most, (self._json_bytes_max, self._json_limit))
-        self._large, self._huge = (CodecProcess(settings.rest_json_memory_bytes_max) for _ in range(2))
+        self._large, self._huge = (CodecProcess(settings.rest_json_memory_bytes_max, JSON_S) for _ in range(2))
         self._generate = Generate(fronts, self._process)
         self._openai = OpenAi(fronts, self._text_limit, self._process, routes)
 

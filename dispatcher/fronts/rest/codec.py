@@ -133,6 +133,11 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
             field=where, remedy="send its data one way",
         )  # fmt: skip
     datatype, shape = member(given, "datatype", str, where), member(given, "shape", list, where)
+    if len(shape) > kserve_wire.DIMENSIONS_MAX:
+        raise InvalidInput(
+            "'shape' is longer than any tensor's", field=where, value=len(shape),
+            remedy=f"at most {kserve_wire.DIMENSIONS_MAX} sizes",
+        )  # fmt: skip
     if not all(type(size) is int and 0 <= size <= INT64_MAX for size in shape):
         raise InvalidInput("Unable to parse 'shape'", field=where, remedy="a list of sizes that are not negative")
     tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)

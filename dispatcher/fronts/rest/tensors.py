@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dispatcher.transport.core.kserve_wire import DIMENSIONS_MAX
 from trefoil.core.errors import InvalidInput, TrefoilError
 
 NESTING_MAX: Final = 100
@@ -26,7 +27,8 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def to_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> bytes:
-    """Encode an input whose `data` came as JSON: a list, nested in any way, of as many elements as the shape has.
+    """Encode an input whose `data` came as JSON: a list, nested in any way, of as many elements as the shape has. The
+    shape has at most DIMENSIONS_MAX sizes.
 
     Raises:
         InvalidInput: they do not fit each other.
@@ -84,8 +86,9 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> li
         if len(raw) % kind.itemsize:
             raise TrefoilError(f"output {name!r} has {len(raw)} bytes, which are no {datatype}")
         elements = np.frombuffer(raw, kind).tolist()
-    if len(elements) != math.prod(shape):
-        raise TrefoilError(f"output {name!r} has {len(elements)} elements and the shape {list(shape)}")
+    if len(shape) > DIMENSIONS_MAX or len(elements) != math.prod(shape):
+        shown = list(shape[:DIMENSIONS_MAX])
+        raise TrefoilError(f"output {name!r} has {len(elements)} elements and the shape {shown}")
     return elements
 
 

@@ -34,6 +34,8 @@ def length(count: int) -> bytes:
 
 FIELDS_MAX: Final = 4096
 """Tensors, their raw contents, and parameters of one request."""
+DIMENSIONS_MAX: Final = 64
+"""Of one tensor."""
 VARINT_BYTES_MAX: Final = 10
 """Of 64 bits; reading a longer number would cost the square of its bytes."""
 RAW_INPUT_TAG: Final = 0x3A  # field 7, length-delimited, in ModelInferRequest

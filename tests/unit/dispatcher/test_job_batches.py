@@ -94,6 +94,14 @@ def test_an_answer_without_the_rows_of_its_batch_is_refused(contents):
         Split.of(answer.SerializeToString(), read(request(), request()))
 
 
+@pytest.mark.parametrize("shape", [[2, 2**62], [2, 5], [2, *[2] * 64]], ids=str)
+def test_texts_of_which_an_answer_has_fewer_than_its_shape_are_refused_at_once(shape):
+    answer = pb.ModelInferResponse(raw_output_contents=[(b"\x01\0\0\0a") * 8])
+    answer.outputs.add(name="TEXT", datatype="BYTES", shape=shape)
+    with pytest.raises(InvalidInput, match="incomplete|does not have the rows"):
+        Split.of(answer.SerializeToString(), read(request(), request()))
+
+
 def test_items_in_json_are_those_of_the_rest_port():
     given = {"inputs": [{"name": "IMAGE", "datatype": "UINT8", "shape": [1, 2], "data": [0, 1]}]}
     items = read(json.dumps(given).encode(), request())
