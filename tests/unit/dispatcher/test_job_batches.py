@@ -98,7 +98,7 @@ def test_an_answer_without_the_rows_of_its_batch_is_refused(contents):
 def test_texts_of_which_an_answer_has_fewer_than_its_shape_are_refused_at_once(shape):
     answer = pb.ModelInferResponse(raw_output_contents=[(b"\x01\0\0\0a") * 8])
     answer.outputs.add(name="TEXT", datatype="BYTES", shape=shape)
-    with pytest.raises(InvalidInput, match="incomplete|does not have the rows"):
+    with pytest.raises(InvalidInput, match=r"incomplete|does not have the rows"):
         Split.of(answer.SerializeToString(), read(request(), request()))
 
 
