@@ -281,4 +281,26 @@ REFUSED = (
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\nlater,1,1\n",
         r"line 3: not a date",
     ),
+    row(
+        "two days of Azure Functions in one file",
+        minutes("o,a,f,http,3") + minutes("o,a,f,http,5"),
+        r"line 3: header repeated.*one file a day",
+    ),
+    row(
+        "two days of Azure Functions, one function",
+        minutes("o,a,f,http,3") + minutes("o,a,f,http,5"),
+        r"line 3: header repeated",
+        column="f",
+    ),
+    row(
+        "days of Azure Functions with other names in front",
+        minutes("o,a,f,http,3") + minutes("o,a,f,http,5").replace("HashOwner", "Owner"),
+        r"line 3: header repeated",
+    ),
+    row("two files of counts in one", "second,requests\n0,1\n1,2\nSecond,Requests\n0,1\n", r"line 4: header repeated"),
+    row(
+        "two files of requests in one",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\nTIMESTAMP,ContextTokens,GeneratedTokens\n",
+        r"line 3: header repeated",
+    ),
 )

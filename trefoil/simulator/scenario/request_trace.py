@@ -109,8 +109,7 @@ def _read(path: Path, options: TraceOptions, whole: bool, tokens: bool, _version
     if first is None:
         raise _empty(path)
     names, is_data = header_of(first[1], options)
-    if is_data:
-        rows = itertools.chain([first], rows)
+    rows = itertools.chain([first], rows) if is_data else _once(path, names, rows)
     minutes = sum(name.isdigit() for name in names)
     if minutes > 1 and names[-1] == str(minutes) and not is_data and not tokens:
         found = _functions(path, names, rows, options)
@@ -118,6 +117,20 @@ def _read(path: Path, options: TraceOptions, whole: bool, tokens: bool, _version
         found = _table(path, names, rows, options, whole, tokens)
     found.numbers.setflags(write=False)
     return found
+
+
+def _once(path: Path, names: list[str], rows: Rows) -> Rows:
+    """Rows below a header that must not occur again; ten columns of minutes or more are one without the others."""
+    header = [name.lower() for name in names]
+    minutes = sum(name.isdigit() for name in names)
+    begin = len(names) - minutes if minutes >= 10 else 0
+    for line, row in rows:
+        if row[-1].lower() == header[-1] and [cell.lower() for cell in row[begin:]] == header[begin:]:
+            raise TraceError(
+                f"{path} line {line}: header repeated", field="trace", value=",".join(row[:4]),
+                remedy="one file a day: cut it before that line",
+            )  # fmt: skip
+        yield line, row
 
 
 def _empty(path: Path) -> TraceError:
