@@ -303,4 +303,26 @@ REFUSED = (
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\nTIMESTAMP,ContextTokens,GeneratedTokens\n",
         r"line 3: header repeated",
     ),
+    row(
+        "milliseconds among seconds",
+        "timestamp\n1700000000\n1700000001\n1700000002000\n",
+        r"timestamp = '1700000002000': .*line 4: more than ten years from the first row",
+    ),
+    row("a first row of 1970", "timestamp\n0\n1700000001\n", r"line 3: more than ten years", time_unit="s"),
+    row("a first date of 1970", "time,model\n1970-01-01,a\n2024-01-01,b\n", r"'2024-01-01': .*line 3: more than ten"),
+    row("an arrival after decades", "arrival_s\n1e9\n", r"line 2: more than ten years from the beginning"),
+    row(
+        "an end after decades",
+        "app,func,end_timestamp,duration\na,f,10.5,0.5\na,f,1e300,3.0\n",
+        r"line 3: more than ten years",
+    ),
+    row(
+        "a call of a trace after decades",
+        "timestamp,traceid,um,dm\n1,a,A,B\n1700000000000,b,A,B\n",
+        r"line 3: more than ten years",
+    ),
+    row("counts of decades", "timestamp,requests\n0,1\n1700000001,1\n", r"line 3: more than ten", time_unit="s"),
+    row("rows of decades", "1\n2\n", r"bin_s = 1000000000.0: .*line 1: more than ten years", bin_s=1e9),
+    row("days of decades", "day,requests\n0,5\n9999,5\n", r"line 3: more than ten years"),
+    row("JSON lines without fields", "{}\n{}\n", r"line 1: no object"),
 )

@@ -85,8 +85,8 @@ def _objects(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{path} line {number}: not JSON ({error})", remedy="one object a line") from error
-        if not isinstance(found, dict):
-            raise TraceError(f"{path} line {number}: no object", remedy="one object a line")
+        if not isinstance(found, dict) or not (found or names):
+            raise TraceError(f"{path} line {number}: no object with fields", remedy="one object a line")
         if not names:
             names = list(found)
             yield number, names

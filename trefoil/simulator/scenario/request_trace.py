@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.core.errors import TraceError
-from trefoil.core.outside.ranges import BY_UNIT
+from trefoil.core.outside.ranges import BY_UNIT, YEAR_S
 from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, number_remedy, read_rows
 from trefoil.simulator.scenario.request_columns import (
     Columns,
@@ -34,6 +34,7 @@ Floats = npt.NDArray[np.float64]
 Rows = Iterator[tuple[int, list[str]]]
 
 ROWS_MAX: Final = 50_000_000  # 0.8 GB of times and lines
+SPAN_MAX_S: Final = 10 * YEAR_S  # 2.5 GB of counts by the second
 TRACES_KEPT: Final = 4
 STEP_TOLERANCE: Final = 1e-3  # of a bin: by how much times of equal steps may differ
 ARRIVAL_NAME: Final = "arrival_s"
@@ -174,10 +175,12 @@ class _Read:
         self.times, self.values, self.lines = array("d"), array("d"), array("q")
         self.rows = 0
         self.first_of: dict[str, float] = {}
+        self.from_first = choice.time < 0 or names[choice.time].lower() != ARRIVAL_NAME
 
     def take(self, rows: Rows) -> None:
         """Take the cells that are wanted of every row."""
-        choice = self.choice
+        choice, begin = self.choice, math.nan
+        span_max = SPAN_MAX_S / UNIT_S.get(choice.unit, 1.0)
         for line, row in rows:
             self.rows += 1
             if self.rows > ROWS_MAX:
@@ -193,6 +196,12 @@ class _Read:
                 at = self.time(line, row)
                 if choice.minus >= 0:
                     at -= self.number(line, row, choice.minus)
+                if math.isnan(begin):
+                    begin = at if self.from_first or choice.count >= 0 else 0.0
+                if not abs(at - begin) <= span_max:
+                    why = f"more than ten years from {'the first row' if self.from_first else 'the beginning'}"
+                    text = self.cell(row, choice.time)
+                    raise self.wrong(line, choice.time, text, why, "correct that time or the first")
                 if choice.once >= 0:
                     key = self.cell(row, choice.once)
                     self.first_of[key] = min(at, self.first_of.get(key, at))
@@ -229,8 +238,7 @@ class _Read:
     def seconds(self) -> Floats:
         """Times in seconds, from the first one."""
         times = np.array(self.times, dtype=np.float64)
-        from_first = self.names[self.choice.time].lower() != ARRIVAL_NAME
-        return np.asarray((times - times[0] * from_first) * UNIT_S.get(self.choice.unit, 1.0))
+        return np.asarray((times - times[0] * self.from_first) * UNIT_S.get(self.choice.unit, 1.0))
 
     def counts(self, whole: bool) -> RequestTrace:
         """Trace of counts, once every bin is known to be there."""
@@ -239,6 +247,12 @@ class _Read:
         if whole and not choice.per_s:
             self.refuse(values != np.floor(values), choice.count, values, "no count", "0, 1, 2, ...")
         bin_s = self.width_s() if choice.time >= 0 else choice.bin_s
+        if values.size * bin_s > SPAN_MAX_S:
+            line = self.lines[int(SPAN_MAX_S // bin_s)]
+            raise TraceError(
+                f"{self.path} line {line}: more than ten years from the first row", field="bin_s", value=bin_s,
+                remedy="lower bin_s, correct the times, or cut the trace there",
+            )  # fmt: skip
         numbers = values * (bin_s / choice.per_s) if choice.per_s else values
         too_many = numbers > bin_s * BY_UNIT["_per_s"].high
         self.refuse(too_many, choice.count, values, "more than a billion requests a second", "fix that line")
@@ -291,7 +305,7 @@ class _Read:
         else:
             times = np.array(self.times)
             late = np.diff(times, prepend=times[0]) < 0
-            if self.names[place].lower() == ARRIVAL_NAME:
+            if not self.from_first:
                 late |= times < 0
             self.refuse(late, place, times, "negative or earlier than the row before", "sort the trace")
             check_samples(self.path, self.names, choice, _spaced(np.diff(times)))
