@@ -178,6 +178,23 @@ READ = (
     ),
     row("each row a request by setting", "t,who\n0,a\n1,b\n2,c\n", (3, 3), time_column="t", time_unit="s"),
     row("the width of a row by setting", "place,requests\n1,30\n2,60\n", (90, 600), bin_s=300.0),
+    row(
+        "attributes of each request",
+        "timestamp,request_id,user_id,prompt_tokens,request_size,status\n1700000000,17,3,90,512,200\n"
+        "1700000001,18,4,80,99,200\n1700000009,19,3,70,3,200\n",
+        (3, 10),
+    ),
+    row(
+        "a table of counts as requests, by setting",
+        "time,users\n1700000000,3\n1700000060,4\n1700000180,2\n",
+        (3, 181),
+        time_column="time",
+    ),
+    row(
+        "names of users",
+        "timestamp,user\n1700000000,ann\n1700000060,bob\n1700000180,ann\n",
+        (3, 181),
+    ),
 )
 REFUSED = (
     row("counts before their second", "requests,second\n10,0\n20,1\n", "does not say how long a bin is"),
@@ -325,4 +342,35 @@ REFUSED = (
     row("rows of decades", "1\n2\n", r"bin_s = 1000000000.0: .*line 1: more than ten years", bin_s=1e9),
     row("days of decades", "day,requests\n0,5\n9999,5\n", r"line 3: more than ten years"),
     row("JSON lines without fields", "{}\n{}\n", r"line 1: no object"),
+    *(
+        row(
+            f"{name} with a gap",
+            f"timestamp,{name}\n2024-01-01 00:00,3\n2024-01-01 00:05,6\n2024-01-01 00:15,6\n",
+            r"have a column .*may be samples and not single requests.*set time_column",
+        )
+        for name in (
+            "requests_k",
+            "requests_per_5min",
+            "users",
+            "User Count",
+            "connections",
+            "requests_type_a",
+            "krps",
+            "Mreq/s",
+        )
+    ),
+    row(
+        "users whose first number is missing",
+        "timestamp,users\n1700000000,NaN\n1700000060,4\n1700000180,2\n",
+        r"have a column 'users'",
+    ),
+    *(
+        row(
+            f"{name} by setting",
+            f"timestamp,{name}\n2024-01-01 00:00,3\n2024-01-01 00:05,6\n2024-01-01 00:10,6\n",
+            r"a rate of which unit",
+            column=name,
+        )
+        for name in ("requests_per_5min", "Mreq/s", "krps", "tokens/s", "qpm", "irate(http_requests_total[5m])")
+    ),
 )

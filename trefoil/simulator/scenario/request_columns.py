@@ -37,7 +37,7 @@ _COUNTS: Final = _of(
 )
 _FILL: Final = _of("all http no num number of sum total")
 _RATES: Final = _of("qps rps")
-_RATE_WORDS: Final = _RATES | _of("rate rates throughput tps rpm")
+_RATE_WORDS: Final = _RATES | _of("hz irate per qpm rate rates rpm throughput tpm tps /")
 _MEANS: Final = _of("average avg mean")
 _TIMES: Final = _of(
     "arrival arrived create created creation date datetime epoch invoked submit submitted time timestamp ts unix"
@@ -50,7 +50,12 @@ _OTHER_TIMES: Final = _of(
 _PROMPTS: Final = ("context_tokens", "contexttokens", "prompt_tokens", "request tokens", "input_length")
 _ANSWERS: Final = ("generated_tokens", "generatedtokens", "completion_tokens", "response tokens", "output_length")
 """Columns of a request's tokens: Azure LLM, OpenAI's usage, BurstGPT, Alibaba Qwen and Mooncake."""
-_SAMPLES: Final = _RATE_WORDS | _MEANS | _of("load metric metrics usage util utilization value")
+_SAMPLES: Final = _MEANS | _of("load metric metrics usage util utilization value")
+_NUMBERS: Final = _COUNTS | _of("connection connections user users")
+_OF_ONE: Final = _of(
+    "byte bytes duration elapsed hash id ids index latency len length ms priority size token tokens type"
+)
+"""Words of what one request has: `request_id`, `prompt_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,8 @@ class Columns:
     steps: bool = False
     may_be_samples: bool = False
     """Nothing but a column of times says that rows are requests."""
+    numbers: tuple[str, ...] = ()
+    """Columns whose first cell is a number, or missing."""
 
 
 def header_of(first: list[str], options: TraceOptions) -> tuple[list[str], bool]:
@@ -166,14 +173,19 @@ def choose(path: Path, names: Sequence[str], row: Sequence[str], options: TraceO
         minus, once = (lower.index(name) if name else -1 for name in (known.minus, known.once))
         return replace(found, minus=minus, once=once)
     unsure = by_name and len(names) > 1 and not _ARRIVALS & set(words_of(names[time]))
-    return replace(found, may_be_samples=unsure)
+    numbers = tuple(name for name, cell in zip(names, row, strict=False) if _may_be_number(cell))
+    return replace(found, may_be_samples=unsure, numbers=numbers)
+
+
+def _may_be_number(cell: str) -> bool:
+    return number_of(cell) is not None or cell.lower() in ("", "nan", "null", "none")
 
 
 def _counting(path: Path, names: Sequence[str], found: Columns) -> Columns:
     """Columns of a table of counts or rates."""
     words = words_of(names[found.count])
     per_s = _rate_unit_s(words) or 0.0
-    if not per_s and _RATE_WORDS & set(words):
+    if not per_s and _may_be_rate(words):
         raise TraceError(
             f"{path}: a rate of which unit", field="column", value=names[found.count],
             remedy="rename that column to rps or requests/min; of counts to requests",
@@ -222,6 +234,20 @@ def _rate_unit_s(words: Sequence[str]) -> float | None:
     unit = unit_of_words(words[-1:])
     parted = len(words) >= 3 and words[-2] in ("per", "/") and bool(unit)
     return UNIT_S[unit] if parted and (_counts(words[:-2]) or tuple(words[:-2]) == ("rate",)) else None
+
+
+def _may_be_rate(words: Sequence[str]) -> bool:
+    """Whether words may name a rate, in whatever unit: `krps`, `tokens/s`, `requests_per_5min`."""
+    return bool(_RATE_WORDS & set(words)) or any(word.endswith(tuple(_RATES)) for word in words)
+
+
+def _may_be_samples(name: str, *, numeric: bool) -> bool:
+    """Whether a column may hold values of a metric rather than what one request has."""
+    words = words_of(name)
+    counted = numeric and _NUMBERS & set(words)
+    if counted and _OF_ONE & set(words):
+        counted = {word for word in counted if word.endswith("s")}
+    return bool(counted) or bool(_SAMPLES & set(words)) or _may_be_rate(words)
 
 
 def _time(
@@ -279,12 +305,12 @@ def token_columns(path: Path, names: Sequence[str], choice: Columns) -> tuple[in
 
 
 def check_samples(path: Path, names: Sequence[str], choice: Columns, spaced: bool) -> None:
-    """Refuse rows that may be samples of a metric and not requests: equal steps, or a column of values.
+    """Refuse rows that may be samples of a metric and not requests: equal steps, a column of values or of counts.
 
     Raises:
         TraceError: names the columns.
     """
-    values = [name for name in names if _SAMPLES & set(words_of(name))]
+    values = [name for name in names if _may_be_samples(name, numeric=name in choice.numbers)]
     if choice.may_be_samples and (spaced or values):
         why = "lie at equal distances" if spaced else f"have a column {values[0]!r}"
         raise TraceError(
