@@ -195,6 +195,18 @@ READ = (
         "timestamp,user\n1700000000,ann\n1700000060,bob\n1700000180,ann\n",
         (3, 181),
     ),
+    row(
+        "totals of each interval, which fall",
+        "timestamp,total_requests\n1700000000,10\n1700000060,12\n1700000120,7\n",
+        (29, 180),
+    ),
+    row("requests that rise", "second,requests\n0,1\n1,2\n2,3\n", (6, 3)),
+    row(
+        "Prometheus: the increase of a counter, by setting",
+        "timestamp,increase(http_requests_total[1m])\n1700000000,10\n1700000060,12\n1700000120,12\n",
+        (34, 180),
+        column="increase(http_requests_total[1m])",
+    ),
 )
 REFUSED = (
     row("counts before their second", "requests,second\n10,0\n20,1\n", "does not say how long a bin is"),
@@ -372,5 +384,29 @@ REFUSED = (
             column=name,
         )
         for name in ("requests_per_5min", "Mreq/s", "krps", "tokens/s", "qpm", "irate(http_requests_total[5m])")
+    ),
+    row(
+        "Prometheus: a counter",
+        "timestamp,http_requests_total\n1700000000,1000000\n1700000060,1000600\n1700000120,1001200\n",
+        r"http_requests_total = 1000000.0: .*a running total.*differences",
+    ),
+    row(
+        "Prometheus: a counter that stands still",
+        "timestamp,http_requests_total\n1700000000,9\n1700000060,9\n1700000120,9\n",
+        r"a running total",
+    ),
+    row(
+        "Prometheus: a counter that began again",
+        "second,requests_total\n" + "".join(f"{i},{100 + i if i < 20 else i - 20}\n" for i in range(40)),
+        r"a running total",
+    ),
+    *(
+        row(
+            f"{name} by setting",
+            f"timestamp,{name}\n1700000000,100\n1700000060,160\n1700000120,170\n",
+            r"a running total",
+            column=name,
+        )
+        for name in ("nv_inference_count", "nv_inference_request_success", "Total Request Count", "cumulative_requests")
     ),
 )

@@ -50,6 +50,8 @@ _OTHER_TIMES: Final = _of(
 _PROMPTS: Final = ("context_tokens", "contexttokens", "prompt_tokens", "request tokens", "input_length")
 _ANSWERS: Final = ("generated_tokens", "generatedtokens", "completion_tokens", "response tokens", "output_length")
 """Columns of a request's tokens: Azure LLM, OpenAI's usage, BurstGPT, Alibaba Qwen and Mooncake."""
+_RUNNING: Final = _of("accumulated cum cumulative nv running total totals")
+_DIFFERENCES: Final = _of("delta increase")
 _SAMPLES: Final = _MEANS | _of("load metric metrics usage util utilization value")
 _NUMBERS: Final = _COUNTS | _of("connection connections user users")
 _OF_ONE: Final = _of(
@@ -236,6 +238,12 @@ def _rate_unit_s(words: Sequence[str]) -> float | None:
     return UNIT_S[unit] if parted and (_counts(words[:-2]) or tuple(words[:-2]) == ("rate",)) else None
 
 
+def may_run(name: str) -> bool:
+    """Whether a column of counts may be a running total, as counters of Prometheus and Triton are."""
+    words = set(words_of(name))
+    return bool(_RUNNING & words) and not _DIFFERENCES & words
+
+
 def _may_be_rate(words: Sequence[str]) -> bool:
     """Whether words may name a rate, in whatever unit: `krps`, `tokens/s`, `requests_per_5min`."""
     return bool(_RATE_WORDS & set(words)) or any(word.endswith(tuple(_RATES)) for word in words)
@@ -244,9 +252,9 @@ def _may_be_rate(words: Sequence[str]) -> bool:
 def _may_be_samples(name: str, *, numeric: bool) -> bool:
     """Whether a column may hold values of a metric rather than what one request has."""
     words = words_of(name)
-    counted = numeric and _NUMBERS & set(words)
-    if counted and _OF_ONE & set(words):
-        counted = {word for word in counted if word.endswith("s")}
+    counted = _NUMBERS & set(words) if numeric else frozenset()
+    if _OF_ONE & set(words):
+        counted = frozenset(word for word in counted if word.endswith("s"))
     return bool(counted) or bool(_SAMPLES & set(words)) or _may_be_rate(words)
 
 

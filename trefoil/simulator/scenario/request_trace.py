@@ -27,6 +27,7 @@ from trefoil.simulator.scenario.request_columns import (
     check_samples,
     choose,
     header_of,
+    may_run,
     token_columns,
 )
 
@@ -246,6 +247,13 @@ class _Read:
         self.refuse(values < 0, choice.count, values, "no count: must be >= 0", "fix that line")
         if whole and not choice.per_s:
             self.refuse(values != np.floor(values), choice.count, values, "no count", "0, 1, 2, ...")
+        steps = np.diff(values)
+        if not choice.per_s and steps.size > 1 and may_run(self.names[choice.count]):
+            runs = 10 * np.count_nonzero(steps < 0) <= np.count_nonzero(steps > 0)  # it falls where a counter restarts
+            self.refuse(
+                np.full(values.shape, runs), choice.count, values, "a running total, as it hardly ever falls",
+                "write the differences of its rows; if each row counts its own interval, name that column requests",
+            )  # fmt: skip
         bin_s = self.width_s() if choice.time >= 0 else choice.bin_s
         if values.size * bin_s > SPAN_MAX_S:
             line = self.lines[int(SPAN_MAX_S // bin_s)]
