@@ -409,4 +409,13 @@ REFUSED = (
         )
         for name in ("nv_inference_count", "nv_inference_request_success", "Total Request Count", "cumulative_requests")
     ),
+    *(
+        row(
+            f"{name} by setting",
+            f"timestamp,{name}\n1700000000,3\n1700000060,6\n1700000120,5\n",
+            r"counts of thousands or millions.*requests",
+            column=name,
+        )
+        for name in ("requests_k", "requests (thousands)", "million_requests")
+    ),
 )

@@ -50,6 +50,7 @@ _OTHER_TIMES: Final = _of(
 _PROMPTS: Final = ("context_tokens", "contexttokens", "prompt_tokens", "request tokens", "input_length")
 _ANSWERS: Final = ("generated_tokens", "generatedtokens", "completion_tokens", "response tokens", "output_length")
 """Columns of a request's tokens: Azure LLM, OpenAI's usage, BurstGPT, Alibaba Qwen and Mooncake."""
+_SCALES: Final = _of("k kilo mega million millions mio thousand thousands")
 _RUNNING: Final = _of("accumulated cum cumulative nv running total totals")
 _DIFFERENCES: Final = _of("delta increase")
 _SAMPLES: Final = _MEANS | _of("load metric metrics usage util utilization value")
@@ -191,6 +192,11 @@ def _counting(path: Path, names: Sequence[str], found: Columns) -> Columns:
         raise TraceError(
             f"{path}: a rate of which unit", field="column", value=names[found.count],
             remedy="rename that column to rps or requests/min; of counts to requests",
+        )  # fmt: skip
+    if _SCALES & set(words):
+        raise TraceError(
+            f"{path}: counts of thousands or millions", field="column", value=names[found.count],
+            remedy="write the numbers out and rename that column to requests",
         )  # fmt: skip
     bins = found.time >= 0 and words_of(names[found.time]) in [(name,) for name in _BINS]
     if found.time < 0 and not found.bin_s:
