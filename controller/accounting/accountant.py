@@ -44,7 +44,7 @@ from trefoil.core.outside.plausible import HOUR, power_fault
 from trefoil.core.outside.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.fenced import Append, Delete, SetFields, Write
+from trefoil.runtime.fenced import Append, SetFields, Write
 from trefoil.runtime.state import State, entry_order
 from trefoil.runtime.telemetry import Metrics
 
@@ -405,10 +405,9 @@ class Accountant:
                 booked[name] = booked.get(name, 0.0) + delta
         self._unwritten = {}
         writes: list[Write] = [
-            write
+            SetFields(keys.totals(family, hour), totals, TOTALS_TTL_S, replace=True)
             for hour, families in sorted(self._hours.items())
             for family, totals in sorted(families.items())
-            for write in (Delete(keys.totals(family, hour)), SetFields(keys.totals(family, hour), totals, TOTALS_TTL_S))
         ]
         self._attempted_ids, told = dict(self._ids), dict(self._order.last)
         ids = {key.removeprefix(keys.energy("")): entry_id for key, entry_id in self._ids.items()}

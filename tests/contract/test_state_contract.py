@@ -202,6 +202,14 @@ async def test_several_writes_are_one(store):
     assert await store.get(store.keys.plan(), Plan) is None
 
 
+async def test_fields_that_replace_leave_no_other_field(store):
+    lease, key = await store.acquire("controller", "a"), store.keys.totals("digits", "h")
+    await store.write(lease, [SetFields(key, {"joules": 1.0, "requests": 2}, ttl_s=60)])
+    await store.write(lease, [SetFields(key, {"joules": 3.0}, ttl_s=60, replace=True)])
+    assert await store.totals(key) == {"joules": 3.0}
+    assert [entry["key"] for entry in await store.raw(store.keys.writes("controller"), 10)] == [key, key]
+
+
 async def test_totals_keep_the_last_lifetime(stores, store):
     lease, key = await store.acquire("controller", "a"), store.keys.totals("digits", "h")
     await store.write(lease, [SetFields(key, {"joules": 1.0}, ttl_s=60)])

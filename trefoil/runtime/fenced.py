@@ -33,7 +33,7 @@ WRITE_SCRIPT: Final = (
     + """
 local epoch = text(KEYS[1])
 if epoch ~= ARGV[1] then return {0, epoch or ''} end
-local types = {append = 'stream', fields = 'hash'}
+local types = {append = 'stream', fields = 'hash', replace = 'hash'}
 local spoilt = {2}
 local a = 5
 for k = 3, #KEYS do
@@ -70,7 +70,8 @@ for k = 3, #KEYS do
   elseif kind == 'delete' then
     redis.call('DEL', KEYS[k])
     redis.call('PUBLISH', ARGV[3], KEYS[k])
-  elseif kind == 'fields' then
+  elseif kind == 'fields' or kind == 'replace' then
+    if kind == 'replace' then redis.call('DEL', KEYS[k]) end
     for i = 2, count, 2 do redis.call('HSET', KEYS[k], arg[i], arg[i + 1]) end
     if arg[1] ~= '0' then redis.call('PEXPIRE', KEYS[k], arg[1]) end
   else
@@ -160,11 +161,13 @@ class PutBytes:
 
 @dataclass(frozen=True, slots=True)
 class SetFields:
-    """Operation HSET of several fields of a hash: whole values, so that doing it twice does nothing twice."""
+    """Operation HSET of several fields of a hash: whole values, so that doing it twice does nothing twice. With
+    `replace` no other field stays."""
 
     key: str
     fields: Mapping[str, float | str]
     ttl_s: float | None = None
+    replace: bool = False
 
 
 Write = Put | PutBytes | Append | Delete | SetFields
@@ -191,9 +194,9 @@ def arguments(write: Write) -> tuple[str, Sequence[Any]]:
             return "append", [obj if isinstance(obj, bytes) else codec.encode(obj), maxlen, milliseconds(ttl_s)]
         case Delete():
             return "delete", []
-        case SetFields(_, fields, ttl_s):
+        case SetFields(_, fields, ttl_s, replace):
             pairs = [part for name, value in fields.items() for part in (name, str(value))]
-            return "fields", [milliseconds(ttl_s), *pairs]
+            return "replace" if replace else "fields", [milliseconds(ttl_s), *pairs]
 
 
 def milliseconds(seconds: float | None) -> int:

@@ -287,7 +287,7 @@ class Server:
         if epoch != args[0]:
             return [0, epoch or b""]
         operations = list(_operations(keys[2:], args[4:]))
-        wanted = {"append": "stream", "fields": "hash"}
+        wanted = {"append": "stream", "fields": "hash", "replace": "hash"}
         spoilt = [
             key for key, kind, _ in operations if self.type(key) not in ("none", wanted.get(kind, self.type(key)))
         ]
@@ -319,7 +319,9 @@ class Server:
         elif kind == "delete":
             self.delete(key)
             self.publish(channel, key)
-        elif kind == "fields":
+        elif kind in ("fields", "replace"):
+            if kind == "replace":
+                self.delete(key)
             self.set_totals(key, dict(zip(given[1::2], given[2::2], strict=True)))
             if given[0] != b"0":
                 self.expire(key, int(given[0]))
