@@ -14,7 +14,8 @@ from dispatcher.transport.h2_channel import H2Channel, open_channel
 from dispatcher.transport.renamed_channel import RenamedChannel
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import TRITON_NAME, SliceKey, triton_name
-from trefoil.engine_api import TRITON_SCHEME, EngineTarget, TritonTarget
+from trefoil.core.outside.addresses import TRITON_SCHEME
+from trefoil.engine_api import EngineTarget, TritonTarget
 from trefoil.runtime.security.key_file import KeyFile
 from trefoil.runtime.security.tls import Tls
 

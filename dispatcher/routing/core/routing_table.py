@@ -29,6 +29,7 @@ from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError, StaleRevision
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus, family_of, stage_model
 from trefoil.core.objective import Objective
+from trefoil.core.outside.addresses import target_fault
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Plan, Route, RouteTarget
 from trefoil.core.plan_check import CREDITS_MAX
@@ -208,7 +209,7 @@ def build_table(
         endpoints={
             s.key: Endpoint(s.grpc_target, s.generation)
             for s in statuses.values()
-            if s.grpc_target and s.state in LISTENING
+            if s.grpc_target and s.state in LISTENING and not target_fault(s.grpc_target)
         },
         objectives={objective.family: objective for objective in plan.objectives},
         variants={(h.model, h.version): h.variant for s in statuses.values() for h in s.hosted},
@@ -276,6 +277,8 @@ def _not_live(family: str, status: SliceStatus | None) -> str:
         return f"{status.state.name}{f' ({status.why})' if status.why else ''}"
     if not status.grpc_target:
         return "it has no address"
+    if why := target_fault(status.grpc_target):
+        return why
     if not any(hosted.model == family for hosted in status.hosted):
         return f"it does not host {family}"
     return ""

@@ -10,6 +10,7 @@ import dispatcher.service.state_sync
 from dispatcher.request.core.retry_budget import RetryBudget
 from dispatcher.request.inference import NEWS_S
 from dispatcher.routing.async_queue import ServedElsewhere
+from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Failure
@@ -19,7 +20,9 @@ from tests.support.virtual.planner import FAMILY
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import NodeStatus, SliceKey
+from trefoil.core.outside.addresses import TRITON_SCHEME
 from trefoil.core.plan import Plan
+from trefoil.engine_api import TritonTarget
 from trefoil.runtime.state import State
 
 if TYPE_CHECKING:
@@ -45,7 +48,11 @@ class Request:
 class Silence:
     """In place of connections to slices."""
 
-    def connect(self, endpoints: Mapping[SliceKey, Any]) -> None: ...
+    def connect(self, endpoints: Mapping[SliceKey, Endpoint]) -> None:
+        """Read the addresses as `SliceConnections` does."""
+        for endpoint in endpoints.values():
+            if endpoint.target.startswith(TRITON_SCHEME):
+                TritonTarget.parse(endpoint.target)
 
 
 class MemoryTable:

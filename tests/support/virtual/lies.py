@@ -52,6 +52,7 @@ NUMBERS = (0.0, -1.0, 1e-300, 0.5, 1e9, 1e300, math.inf, math.nan)
 TEXTS = (
     "", "nobody", "node0", "node1/gpu0", "node0/gpu9", "dispatcher0.1", FAMILY, "another", "controller", "weighted",
     "os:_exit", "tests.support.virtual.planner:Drawn", "1.1.2", "x" * 300,
+    "triton://nobody", "http://[::1", "node0:99999999",
 )  # fmt: skip
 AHEAD = (1, 3, 1000, 10**6, 2**40, 2**62)
 OWN = (b"0", b"7", b"1000", b"9" * 12, b"9" * 18, b"-1", b"1:1", b"1e300")
@@ -178,8 +179,8 @@ def _nodes(node: NodeStatus, _rng: Rng) -> Iterator[NodeStatus]:
     ):  # fmt: skip
         yield replace(node, devices=tuple(_rebuilt(device, name, value) for device in node.devices))
     for name, value in (
-        ("state", SliceState.FAILED), ("state", SliceState.READY), ("grpc_target", "127.0.0.1:1"), ("generation", 99),
-        ("hosted", ()),
+        ("state", SliceState.FAILED), ("state", SliceState.READY), ("grpc_target", "127.0.0.1:1"),
+        ("grpc_target", "triton://nobody"), ("generation", 99), ("hosted", ()),
     ):  # fmt: skip
         slices = [tuple(_rebuilt(each, name, value) for each in device.slices) for device in node.devices]
         yield replace(node, devices=tuple(replace(d, slices=s) for d, s in zip(node.devices, slices, strict=True)))

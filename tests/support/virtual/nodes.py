@@ -203,7 +203,7 @@ class Node:
             self._set(key, state=SliceState.READY, hosted=hosted)
         elif status.state == SliceState.FAILED and due:
             self._generation += 1
-            target = f"{key.name}:{self._generation}"
+            target = f"{self.name}:{self._generation}"
             self._set(
                 key, state=SliceState.STARTING, hosted=hosted, generation=self._generation, grpc_target=target, why=""
             )

@@ -61,6 +61,14 @@ def test_a_slice_that_hosts_another_family_or_has_no_address_is_not_routed_to():
     assert "has no address" in built.why["digits"]
 
 
+@pytest.mark.parametrize("address", ["nobody", "h:99999999", "triton://nobody", "http://[::1"])
+def test_a_slice_whose_address_is_none_is_left_out_alone(address):
+    nodes = [node([status(0), status(1, grpc_target=address)])]
+    built = routing_table.build_table(plan([route([target(0), target(1)])]), nodes)
+    assert [each.slice for each in built.live("digits")] == list(built.endpoints) == [key(0)]
+    assert f"its address {address!r} is none" in built.why["digits"]
+
+
 def test_a_route_without_slices_and_one_that_only_drains_are_told_apart():
     nodes = [node([status(0)])]
     assert routing_table.build_table(plan([route([])]), nodes).why["digits"] == "the plan gives it no slice"

@@ -47,6 +47,21 @@ GOOD: Final[dict[str, tuple[str, Any]]] = {
 }
 
 
+ADDRESSES: Final = (
+    "", "gpu_7.site:8200", "[::1]:1", "[fe80::1%eth0]:65535", "triton://127.0.0.1:8001/chat/1#org/m", "http://h/v1#org/m",
+    "https://[::1]:8/v1?embed#m",
+)  # fmt: skip
+NO_ADDRESSES: Final = (
+    "nobody", "h:", "h:-1", "h:0", "h:65536", "h:99999999", "::1:80", "h:80:90", "[::1:80", "a\x00b:80", "h/x:80",
+    "triton://nobody", "triton://h:1/chat/1", "triton://h:1/chat/x#m", "triton://h/chat/1#m", "triton://h:1/a/b/1#m",
+    "http://", "http://[::1", "http://h:99999999", "http://h:port", "ftp://h/v1#m", "://", "unix:/x",
+)  # fmt: skip
+
+
+def at(target: str) -> dict[str, Any]:
+    return device(slices=(replace(PART, grpc_target=target),))
+
+
 def device(**changed: Any) -> dict[str, Any]:
     return {"devices": (replace(DEVICE, **changed),)}
 
@@ -71,6 +86,7 @@ SPOILT: Final[dict[str, tuple[dict[str, Any], ...]]] = {
         device(clock_mhz=10**9), device(power_limit_w=1e300), device(slices=(replace(PART, credits=2**31),)),
         device(slices=(replace(PART, key=replace(PART.key, device="m/gpu0")),)),
         device(foreign=(replace(PART.key, device="n/gpu1"),)), {"highest_epoch_seen": 2**62},
+        *map(at, NO_ADDRESSES),
     ),
     "signal": ({"device": "n/gpu1"}, {"node": "m"}),
     "objective": ({"slo_ms": 1e300}, {"params": {"a": 1e300}}, {"pue": 99.0}, {"replicas_min": 2**31}),
@@ -91,3 +107,10 @@ def test_only_what_a_writer_can_have_written_is_read(name: str) -> None:
         data = codec.encode(replace(good, **changed))
         with pytest.raises(StateUnreadable):
             print(changed, decode_value(KEYS, key, type(good), data))
+
+
+@pytest.mark.parametrize("target", ADDRESSES)
+def test_every_address_that_an_agent_publishes_is_read(target: str) -> None:
+    key, good = GOOD["node"]
+    node = replace(good, **at(target))
+    assert decode_value(KEYS, key, NodeStatus, codec.encode(node)) == node

@@ -15,6 +15,7 @@ from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
 from trefoil.core.fleet import DeviceKind, DeviceType, NodeStatus
 from trefoil.core.latency import BUCKETS, Histogram
+from trefoil.core.outside.addresses import target_fault
 from trefoil.core.outside.ranges import complaint, range_of
 from trefoil.core.plan_check import CREDITS_MAX
 from trefoil.core.units import J_PER_KWH
@@ -206,13 +207,16 @@ def rates_fault(found: ReceiptRates) -> str:
 
 
 def node_fault(status: NodeStatus) -> str:
-    """What contradicts a node's status: devices or slices of another node or device, numbers that no device has."""
+    """What contradicts a node's status: devices or slices of another node or device, numbers that no device has, and
+    addresses that are none."""
     for device in status.devices:
         if not device.device.startswith(f"{status.node}/"):
             return f"device {device.device!r} is none of {status.node}"
         places = (*(part.key for part in device.slices), *device.foreign)
         if elsewhere := [key.device for key in places if key.device != device.device]:
             return f"a slice of {elsewhere[0]!r} on {device.device}"
+        if faults := [f"{part.key.name}: {why}" for part in device.slices if (why := target_fault(part.grpc_target))]:
+            return faults[0]
         credits = max((part.credits for part in device.slices), default=0)
         if credits > CREDITS_MAX or not 0.0 <= device.power_w <= DEVICE_MAX_W:
             return f"{device.device} draws {device.power_w:g} W, and {credits} credits are on one of its slices"
