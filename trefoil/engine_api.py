@@ -7,7 +7,6 @@ next request with [DONE] alone. Source: OpenAI's reference of streamed completio
 
 import base64
 import json
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.core.errors import SettingError, Unavailable
+from trefoil.core.outside.addresses import PORT_MAX, TRITON_SCHEME, is_host_port
 from trefoil.runtime.security.key_file import HIDDEN, KeyFile
 
 CONNECT_S: Final = 5.0
@@ -35,8 +35,6 @@ SHOWN_CHARS: Final = 300
 DATA: Final = b"data:"
 DONE: Final = b"[DONE]"
 MESSAGES: Final = "messages"
-TRITON_SCHEME: Final = "triton://"
-_HOST_PORT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 EMBED: Final = "embed"
 """Task of an engine that makes embeddings."""
 PROBE: Final[Mapping[str, Any]] = {"prompt": "0", "max_tokens": 1, "temperature": 0}
@@ -97,7 +95,7 @@ class TritonTarget:
 
 def check_triton_address(address: str, field: str) -> str:
     """Check the address of a Triton's gRPC port; raises SettingError."""
-    if not _HOST_PORT.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 65536:
+    if not is_host_port(address):
         remedy = "write host:port of its gRPC port, e.g. 127.0.0.1:8001"
         raise SettingError("is not a Triton address", field=field, value=address.rpartition("@")[2], remedy=remedy)
     return address
@@ -109,15 +107,22 @@ def check_address(address: str, field: str) -> str:
     Raises:
         SettingError: it is none.
     """
-    try:
-        url = httpx.URL(address)
-        if url.scheme in ("http", "https") and url.host and not (url.query or url.fragment or url.userinfo):
-            return address.rstrip("/")
-    except httpx.InvalidURL:
-        pass  # as any other that is none
+    url = _url(address)
+    if url is not None and not (url.query or url.fragment or url.userinfo):
+        return address.rstrip("/")
     remedy = "write what its clients have as base URL, e.g. http://127.0.0.1:8000/v1"
     shown = address.rpartition("@")[2]  # never a password
     raise SettingError("is not an address of an engine", field=field, value=shown, remedy=remedy)
+
+
+def _url(address: str) -> httpx.URL | None:
+    """An address that can be connected to; None: it is none."""
+    try:
+        url = httpx.URL(address)
+        fits = url.scheme in ("http", "https") and url.host and 0 <= (url.port or 0) <= PORT_MAX
+    except (httpx.InvalidURL, UnicodeError):  # a host that is not a name
+        return None
+    return url if fits else None
 
 
 Calls = Sequence[Mapping[str, Any]]
@@ -244,8 +249,13 @@ class EngineClient:
         headers = {"authorization": f"Bearer {self._key.read()}"} if self._key else {}
         data = None if body is None else _sent(body)
         headers |= {} if data is None else {"content-type": "application/json"}
+        url = _url(target.base + path)
+        if url is None:
+            raise EngineError(
+                f"failed to connect to {target.base[:SHOWN_CHARS]}: it is no address", "unreachable", _ADDRESS
+            )
         try:
-            async with self._http.stream(method, target.base + path, content=data, headers=headers) as answer:
+            async with self._http.stream(method, url, content=data, headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise await _refusal(target, path, answer, self._key)
                 yield answer

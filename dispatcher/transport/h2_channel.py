@@ -5,7 +5,6 @@ all other errors are answers of the server.
 """
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, ClassVar, Final
@@ -440,7 +439,7 @@ class H2Channel:
             try:
                 async with asyncio.timeout(self._connect_s):
                     connection = await self._connect()
-            except (OSError, ssl.SSLError, TimeoutError, UnicodeError) as error:  # a host that is not a name
+            except (OSError, TimeoutError, ValueError, OverflowError) as error:  # no host's name, no port
                 said = f"no answer within {self._connect_s:g} s" if isinstance(error, TimeoutError) else str(error)
                 self._why = f"{self.target}: {said or type(error).__name__}"
                 self._set(State.TRANSIENT_FAILURE)

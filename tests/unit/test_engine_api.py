@@ -194,6 +194,22 @@ def test_nothing_else_may_be_planned_on_an_engine():
         check(replace(plan, nodes=(wrong,)), one.fleet, one.catalog, one.demand)
 
 
+@pytest.mark.parametrize(
+    "base",
+    ["http://[::1", "http://xn--a", "http://", "http://127.0.0.1:99999999", "http://127.0.0.1:-1", "http://h:port",
+     "ftp://h/v1", "http://a\x00b", "http://h/" + "x" * 70_000],
+)  # fmt: skip
+async def test_what_is_no_address_is_an_engine_out_of_reach_and_no_setting(base):
+    client = engine_api.EngineClient()
+    for asked in (client.alive, client.probe):
+        with pytest.raises(engine_api.EngineError) as caught:
+            await asked(engine_api.EngineTarget(base, "m"))
+        assert caught.value.kind == "unreachable"
+    await client.close()
+    with pytest.raises(SettingError, match="is not an address of an engine"):
+        engine_api.check_address(base, "engines.address")
+
+
 def test_a_target_is_read_as_it_is_written():
     for text, parts in (
         ("http://h:8/v1#org/m", ("http://h:8/v1", "org/m", "")), ("http://h/v1?embed#m", ("http://h/v1", "m", "embed")),

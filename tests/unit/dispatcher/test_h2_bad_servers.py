@@ -10,7 +10,7 @@ import ngh2
 import pytest
 
 from dispatcher.transport import h2_call, h2_channel
-from dispatcher.transport.calls import Keepalive
+from dispatcher.transport.calls import Keepalive, NotTaken
 from dispatcher.transport.h2 import ConnectionLimits
 from dispatcher.transport.h2_channel import H2Channel
 from tests.support.h2_ends import (
@@ -211,6 +211,14 @@ async def test_bytes_that_are_no_http2_fail_to_connect():
 
     async with Scene(script) as scene, refused(Status.UNAVAILABLE, "failed to connect"):
         await scene.call()
+
+
+@pytest.mark.parametrize("address", ["nobody", "127.0.0.1:99999999", "127.0.0.1:-1", "a\x00b:80", "unix:a\x00b"])
+async def test_calls_to_what_is_no_address_fail_as_not_taken(address):
+    channel = H2Channel(address)
+    with pytest.raises(NotTaken, match="failed to connect"):
+        await channel.unary(path("Echo"), (b"x",), 5.0)
+    await channel.close()
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch):
