@@ -7,6 +7,7 @@ inform others about it.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -27,6 +28,7 @@ from dispatcher.slice_health.core.outliers import SlowStart
 from trefoil.core.carbon import CarbonRatio, CarbonReading, current_ratio
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
+from trefoil.core.errors import PlanError
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.objective import NO_TOKEN_SLO, TokenSlo
 from trefoil.core.parts import Kind, find
@@ -96,17 +98,27 @@ class Routing:
         """Set the nodes' statuses as they stand in Redis. A node that is not there any more keeps its last status as
         long as the plan routes to it: an emptied Redis must not empty the table."""
         fresh = {node.node: node for node in nodes}
-        routed = {t.slice.device.split("/")[0] for r in self.table.planned.values() for t in r.targets}
+        routed = self._routed_nodes()
         kept = {name: node for name, node in self.nodes.items() if name in routed}
         self.nodes = {**kept, **fresh}
         self._ejections.on_nodes(self.nodes.values(), self._clock.monotonic_s())
         self.rebuild()
 
-    def learn_variants(self, plans: Iterable[NodePlan]) -> None:
-        """Names of versions that are planned: a slice that swaps answers with the new one before its agent says so."""
+    def learn_variants(self, plans: Iterable[NodePlan], verify: Callable[[NodePlan], object]) -> None:
+        """Names of versions that are planned: a slice that swaps answers with the new one before its agent says so.
+
+        Only names that the table lacks, of nodes that are routed to. `verify` raises PlanError for a plan that the
+        controller did not sign.
+        """
+        routed = self._routed_nodes()
         for plan in plans:
-            for hosted in (hosted for device in plan.devices for part in device.slices for hosted in part.hosted):
-                self.variants[hosted.model, hosted.version] = hosted.variant
+            hosted = [each for device in plan.devices for part in device.slices for each in part.hosted]
+            found = {(h.model, h.version): h.variant for h in hosted if (h.model, h.version) not in self.table.variants}
+            if not found or plan.node not in routed:
+                continue
+            with suppress(PlanError):  # its agent says so
+                verify(plan)
+                self.variants.update(found)
 
     def set_carbon_ratio(self, found: CarbonRatio | None, reading: CarbonReading | None) -> None:
         """Set the carbon ratio for routers, and its reading; None = unknown."""
@@ -284,10 +296,13 @@ class Routing:
 
     def stale_nodes(self) -> dict[str, float]:
         """Nodes that are routed to and whose status is old, with its age [s]."""
-        routed = {t.slice.device.split("/")[0] for r in self.table.planned.values() for t in r.targets}
+        routed = self._routed_nodes()
         now_s, limit_s = self._clock.now_s(), self._settings.node_stale_s
         ages = {name: now_s - node.observed_at_s for name, node in self.nodes.items() if name in routed}
         return {name: age_s for name, age_s in ages.items() if age_s > limit_s}
+
+    def _routed_nodes(self) -> set[str]:
+        return {t.slice.device.split("/")[0] for r in self.table.planned.values() for t in r.targets}
 
     def simulated(self) -> bool:
         """Whether any node that reports is simulated."""

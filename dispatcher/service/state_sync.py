@@ -186,7 +186,7 @@ class StateSync:
         nodes = await self._state.scan(keys.node_prefix(), NodeStatus)
         node_plans = await self._state.scan(keys.plan_node_prefix(), NodePlan)
         await self._scan_acks()
-        self._routing.learn_variants(node_plans.values())
+        self._routing.learn_variants(node_plans.values(), self.plan_keys.verify)
         self._routing.set_nodes(map(self._in_own_time, nodes.values()))
         self._routing.set_acks(self._acks.values())
         holder = await self._state.holder(ROLE)

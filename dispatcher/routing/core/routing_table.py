@@ -52,7 +52,8 @@ class RoutingTable:
     for. `served_by` names the workers among which a family's credits are divided. `elsewhere` does so too, for families
     that are live and of which this worker has no credit: their requests are forwarded. `alive` names all live slices of
     a family, in any worker's credits; `held` the credits of this worker, live or not. All of these are by model: a
-    family, or a stage of one; `chains` names the models of each family, in their order."""
+    family, or a stage of one; `chains` names the models of each family, in their order.
+    `variants` names them by model and version: as the plan does, else as the nodes do."""
 
     revision: Revision = Revision()
     routes: Mapping[str, Route] = field(default_factory=dict)
@@ -212,7 +213,8 @@ def build_table(
             if s.grpc_target and s.state in LISTENING and not target_fault(s.grpc_target)
         },
         objectives={objective.family: objective for objective in plan.objectives},
-        variants={(h.model, h.version): h.variant for s in statuses.values() for h in s.hosted},
+        variants={(h.model, h.version): h.variant for s in statuses.values() for h in s.hosted}
+        | {(r.family, t.version): t.variant for r in planned for t in r.targets if t.version},
         why=why,
         served_by=served_by,
         alive=alive,
