@@ -252,7 +252,7 @@ class EngineClient:
         url = _url(target.base + path)
         if url is None:
             raise EngineError(
-                f"failed to connect to {target.base[:SHOWN_CHARS]}: it is no address", "unreachable", _ADDRESS
+                f"failed to connect to {target.base[:SHOWN_CHARS]}: not an engine's address", "unreachable", _ADDRESS
             )
         try:
             async with self._http.stream(method, url, content=data, headers=headers) as answer:

@@ -213,8 +213,7 @@ def build_table(
             if s.grpc_target and s.state in LISTENING and not target_fault(s.grpc_target)
         },
         objectives={objective.family: objective for objective in plan.objectives},
-        variants={(h.model, h.version): h.variant for s in statuses.values() for h in s.hosted}
-        | {(r.family, t.version): t.variant for r in planned for t in r.targets if t.version},
+        variants=_variants(planned, statuses.values()),
         why=why,
         served_by=served_by,
         alive=alive,
@@ -224,6 +223,11 @@ def build_table(
         missing=absent,
         chains=_chains(planned),
     )
+
+
+def _variants(planned: Iterable[Route], statuses: Iterable[SliceStatus]) -> dict[tuple[str, int], str]:
+    reported = {(hosted.model, hosted.version): hosted.variant for s in statuses for hosted in s.hosted}
+    return reported | {(r.family, t.version): t.variant for r in planned for t in r.targets if t.version}
 
 
 def _chains(planned: Iterable[Route]) -> dict[str, tuple[str, ...]]:
