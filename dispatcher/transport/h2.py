@@ -47,7 +47,7 @@ class ConnectionLimits:
 
 
 class Held:
-    """Bytes of unread messages, either way, over all connections of a worker."""
+    """Bytes of unread messages, either way, over all connections of a worker, and of requests of its REST port."""
 
     def __init__(self, bytes_max: int = 1 << 62) -> None:
         self.bytes_max = bytes_max
@@ -58,6 +58,13 @@ class Held:
     def unsent_full(self) -> bool:
         """Whether answers alone take half of it."""
         return 2 * self.unsent_bytes > self.bytes_max
+
+    @property
+    def full(self) -> str:
+        """Reason to refuse what there is no room for; empty: there is room."""
+        if self.bytes <= self.bytes_max:
+            return ""
+        return f"{self.bytes} bytes of messages are held here, at most {self.bytes_max}: try again later"
 
     def add_unsent(self, count: int) -> None:
         """Count what is not read, or, below 0, what has been."""

@@ -126,7 +126,7 @@ class ServerConnection(h2.H2Connection):
                 return
             if held.bytes > held.bytes_max:
                 self.taken(stream_id, len(data))
-                raise FramingError("RESOURCE_EXHAUSTED", self.server.full())
+                raise FramingError("RESOURCE_EXHAUSTED", held.full)
             call.feed(data, event.end_stream)
         except FramingError as error:
             call.ended = event.end_stream
@@ -369,10 +369,6 @@ class H2Server:
         """Ports of the clients that have calls under way."""
         found = (each.peer.rpartition(":")[2] for each in self.connections if each.calls)
         return {int(port) for port in found if port.isdigit()}
-
-    def full(self) -> str:
-        """Reason to refuse what there is no room for."""
-        return f"{self.held.bytes} bytes of messages are held here, at most {self.held.bytes_max}: try again later"
 
     def relieve(self) -> None:
         """Close the connection whose client has left most unread."""

@@ -293,6 +293,20 @@ async def test_a_body_without_json_is_the_only_inputs_data(system):
     assert (status, "65 bytes of UINT8" in json.loads(body)["error"]) == (400, True)
 
 
+async def test_what_a_worker_holds_of_both_ports_bounds_bodies(system):
+    held = system.running.fronts.held
+    bounds, held.bytes_max = held.bytes_max, 1000
+    held.bytes += 1001  # of gRPC
+    try:
+        status, _, body = await system.http("POST", INFER, BODY)
+    finally:
+        held.bytes -= 1001
+    assert (status, "at most 1000" in json.loads(body)["error"]) == (429, True)
+    held.bytes_max = bounds
+    assert (await system.http("POST", INFER, BODY))[0] == 200
+    assert held.bytes == 0
+
+
 async def test_what_the_client_likes_best_is_how_it_is_compressed(system):
     for accept, encoding in (
         ("gzip;q=0.5, deflate", "deflate"), ("gzip, deflate", "gzip"), ("br, gzip;q=x", None), ("identity, gzip", None),

@@ -54,6 +54,7 @@ class Fronts:
     access: AccessControl
     peers: Peers
     streams: Streams
+    held: Held
 
     @classmethod
     def build(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
@@ -66,7 +67,8 @@ class Fronts:
 
             inference = TracedInference(local, contracts, peers, access.flow)
         streams = Streams(local, contracts, inference)
-        return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
+        kserve, held = KserveService(local, contracts, peers), Held(local.settings.held_bytes_max)
+        return cls(local, contracts, kserve, inference, access, peers, streams, held)
 
 
 class FrontServer:
@@ -90,7 +92,7 @@ class FrontServer:
                 settings.connection_age_max_s,
             ),
             ConnectionLimits(),
-            Held(settings.held_bytes_max),
+            fronts.held,
             listen(address, "inference_address", settings.inference_socket),
             tls.server_context if tls is not None else None,
             shared=settings.inference_socket >= 0,

@@ -23,6 +23,7 @@ from dispatcher.fronts.rest.calls import (
     HttpReply,
     HttpRequest,
     Receive,
+    Room,
     Send,
     combined,
     error_body,
@@ -65,6 +66,7 @@ class RestApp:
         settings = fronts.local.settings
         self._kserve, self._inference = fronts.kserve, fronts.inference
         self._contracts, self._access = fronts.contracts, fronts.access
+        self._held = fronts.held
         self._body_bytes_max = settings.message_bytes_max if settings.message_bytes_max >= 0 else math.inf
         json_bytes_max = settings.rest_json_bytes_max
         self._json_bytes_max = json_bytes_max if json_bytes_max >= 0 else self._body_bytes_max
@@ -91,10 +93,11 @@ class RestApp:
             unread = False
             return await receive()
 
-        peer = peer_of(tuple(scope.get("client") or ()))
+        peer, room = peer_of(tuple(scope.get("client") or ())), Room(self._held)
         try:
             query = scope["query_string"].decode("latin-1")
-            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, read, send, peer, query))
+            ask = HttpRequest(scope["method"], scope["path"], headers, read, send, peer, query, room)
+            reply = await self._reply(ask)
         except HttpError as wrong:
             reply = wrong.reply
         except ClientDisconnected:
@@ -103,6 +106,8 @@ class RestApp:
             reply = refusal(refused)
         except TrefoilError as error:
             reply = refusal(StatusError(status_of(error), str(error)))
+        finally:
+            room.free()
         if reply is None:  # it has been sent
             return
         content = ((b"content-type", reply.content_type),) if reply.body else ()
@@ -194,13 +199,16 @@ class RestApp:
         else:  # it is JSON, all of it
             body = await read_body(ask, min(self._body_bytes_max, self._json_bytes_max), self._json_limit)
         self._access.admit(tenant, len(body))
-        body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._body_bytes_max)
+        encoding = ask.headers.get("content-encoding", "")
+        body = await compression.decompress(body, encoding, self._body_bytes_max, ask.room.take)
         if len(body) > self._body_bytes_max:
             raise too_large("the request is too large once decompressed", "message_bytes_max", self._body_bytes_max)
         caller = ask.caller(self._access, tenant)
         data, form = await self._decoded(ask, body, model, version, caller.flow[0])
         if len(data) > self._body_bytes_max:
             raise too_large(f"the tensors have {len(data)} bytes", "message_bytes_max", self._body_bytes_max)
+        ask.room.take(len(data) - len(body))
+        del body  # the tensors are all that is held while the request waits
         answer = await while_there(ask.receive, self._inference.answer(data, caller))
         joined = answer.data
         if len(joined) < PROCESS_BYTES or form.all_binary:

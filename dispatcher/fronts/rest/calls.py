@@ -3,17 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
 
 from dispatcher.fronts.access_control import AccessControl
+from dispatcher.fronts.grpc.server import MESSAGE_S
 from dispatcher.fronts.grpc.streams import ClientLeft
 from dispatcher.fronts.rest import codec, compression
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import Tenant
 from dispatcher.transport.core.trace_context import trace_of
+from dispatcher.transport.h2 import Held
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -51,6 +53,24 @@ class HttpReply:
     content_type: bytes = b"application/json"
 
 
+class Room:
+    """Share of one request in the bytes that a worker holds: its body, also once it is decompressed."""
+
+    def __init__(self, held: Held) -> None:
+        self._held, self._bytes = held, 0
+
+    def take(self, count: int) -> None:
+        """Count more bytes, or, below 0, fewer. Raises StatusError RESOURCE_EXHAUSTED: there is no room for more."""
+        if count > 0 and (full := self._held.full):
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, full)
+        self._held.bytes += count
+        self._bytes += count
+
+    def free(self) -> None:
+        """Give all back."""
+        self.take(-self._bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """HTTP request without its body. `peer`: address of its client, as gRPC writes it; `query`: what follows "?"."""
@@ -62,6 +82,7 @@ class HttpRequest:
     send: Send
     peer: str = ""
     query: str = ""
+    room: Room = field(default_factory=lambda: Room(Held()))
 
     def needs(self, method: str) -> None:
         """Check the method; raises HttpError 405 for another one."""
@@ -93,25 +114,52 @@ class ClientDisconnected(Exception):
 
 
 async def read_body(ask: HttpRequest, most: float, limit: str = "message_bytes_max") -> bytes:
-    """The whole body; raises ClientDisconnected, or HttpError when it is too large."""
+    """The whole body, counted in the request's room.
+
+    Raises:
+        ClientDisconnected: the client left.
+        HttpError: it is too large, or its end did not come within MESSAGE_S.
+        StatusError: RESOURCE_EXHAUSTED, the worker has no room for it.
+    """
+    try:
+        async with asyncio.timeout(MESSAGE_S):
+            return await _whole(ask, most, limit)
+    except TimeoutError as error:
+        why = f"the whole request did not come within {MESSAGE_S:g} s. Remedy: send it faster, or in parts"
+        raise HttpError(408, why, ((b"connection", b"close"),)) from error
+
+
+async def _whole(ask: HttpRequest, most: float, limit: str) -> bytes:
     declared = ask.headers.get("content-length", "")
-    parts, received = [], 0
-    over = declared.isdigit() and int(declared.lstrip("0") or "0") > most  # llhttp: at most 64 bits, after zeros
+    received = 0
+    refused: Exception | None = None
+    if declared.isdigit() and int(declared.lstrip("0") or "0") > most:  # llhttp: at most 64 bits, after zeros
+        refused = too_large("the request is too large", limit, most)
+    joined = bytearray()  # not a list of parts: a client may send single bytes
     while True:
         event = await ask.receive()
         if event["type"] == "http.disconnect":
             raise ClientDisconnected
-        part = event.get("body", b"")
+        part, more = event.get("body", b""), event.get("more_body", False)
         received += len(part)
-        over = over or received > most
-        if not over:
-            parts.append(part)
+        if refused is None:
+            try:
+                if received > most:
+                    raise too_large("the request is too large", limit, most)
+                ask.room.take(len(part))
+            except (HttpError, StatusError) as error:
+                refused, joined = error, bytearray()
+                ask.room.free()
+            else:
+                if not more and not joined:
+                    return bytes(part)
+                joined += part
         # The rest is read and dropped, so that the client reads the refusal instead of a reset connection.
-        if not event.get("more_body", False) or (over and received > most + DISCARDED_BYTES_MAX):
+        if not more or (refused is not None and received > most + DISCARDED_BYTES_MAX):
             break
-    if over:
-        raise too_large("the request is too large", limit, most)
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+    if refused is not None:
+        raise refused
+    return bytes(joined)
 
 
 async def body_of(ask: HttpRequest) -> AsyncIterator[bytes]:
@@ -144,7 +192,7 @@ async def read_text(
     """Body of a request for text, decompressed; its tenant has paid for it. Raises like `read_body` and `admit`."""
     body = await read_body(ask, most, limit)
     access.admit(tenant, len(body))
-    body = await compression.decompress(body, ask.headers.get("content-encoding", ""), most)
+    body = await compression.decompress(body, ask.headers.get("content-encoding", ""), most, ask.room.take)
     if len(body) > most:
         raise too_large("the request is too large once decompressed", limit, most)
     return body

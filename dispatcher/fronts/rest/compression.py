@@ -2,9 +2,9 @@
 
 import asyncio
 import gzip
-import math
 import zlib
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import grpc
 
@@ -12,11 +12,14 @@ from dispatcher.request.admission import StatusError
 from trefoil.core.errors import InvalidInput
 
 THREAD_BYTES: Final = 32 * 1024
+PART_BYTES: Final = 4 * 2**20  # of a body that is decompressed, before they are counted
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-async def decompress(body: bytes, encoding: str, bytes_max: float) -> bytes:
+async def decompress(body: bytes, encoding: str, bytes_max: float, take: Callable[[int], None]) -> bytes:
     """Decompress a request's body; of one that is larger than `bytes_max` its beginning, of one byte more.
+
+    `take`: counts bytes that are held, part by part (below 0: that are not held any more), or raises.
 
     Raises:
         StatusError: UNIMPLEMENTED for another encoding.
@@ -28,21 +31,27 @@ async def decompress(body: bytes, encoding: str, bytes_max: float) -> bytes:
         raise StatusError(
             grpc.StatusCode.UNIMPLEMENTED, f"Unsupported compression type '{encoding}'. Remedy: use gzip or deflate"
         )
-    # A small body may hold a large one.
-    return await asyncio.to_thread(_expand, body, _WINDOW[encoding], bytes_max)
+    stream, rest, parts, left = zlib.decompressobj(_WINDOW[encoding]), body, list[bytes](), bytes_max + 1
+    while left and not stream.eof:
+        # A small body may hold a large one.
+        part = await asyncio.to_thread(_expand, stream, rest, int(min(PART_BYTES, left)))
+        if not part:
+            break
+        take(len(part))
+        parts.append(part)
+        rest, left = stream.unconsumed_tail, left - len(part)
+    if left and (not stream.eof or stream.unused_data):
+        raise InvalidInput("is cut off, or goes on after its end", field="body", remedy="send one compressed stream")
+    take(-len(body))
+    return parts[0] if len(parts) == 1 else await asyncio.to_thread(b"".join, parts)
 
 
-def _expand(body: bytes, window: int, bytes_max: float) -> bytes:
-    stream = zlib.decompressobj(window)
+def _expand(stream: Any, data: bytes, bytes_max: int) -> bytes:
     try:
-        whole = stream.decompress(body, 0 if math.isinf(bytes_max) else int(bytes_max) + 1)
+        part: bytes = stream.decompress(data, bytes_max)
     except zlib.error as error:
         raise InvalidInput(f"cannot be decompressed ({error})", field="body", remedy="send it plain") from error
-    if len(whole) > bytes_max:
-        return whole
-    if not stream.eof or stream.unused_data:
-        raise InvalidInput("is cut off, or goes on after its end", field="body", remedy="send one compressed stream")
-    return whole
+    return part
 
 
 def chosen(accept_encoding: str) -> str:
