@@ -37,6 +37,7 @@ LOST_S: Final = 30.0  # without an answer; then its items run here
 REFUSED_S: Final = 600.0  # in which a job that a peer has refused is not offered to it again
 TIMEOUT_S: Final = 10.0
 SUBMIT_S: Final = 20.0
+FETCH_S: Final = 60.0  # of results of a parcel at a time; what came by then is kept
 PROBE: Final = "-"  # no job has this name
 PARCEL_ITEMS: Final = 4000
 PARCEL_BYTES: Final = 4 * 2**20
@@ -166,28 +167,40 @@ class ZoneParcels:
     async def _fetch(self, run: JobRun, parcel: Parcel) -> bool:
         """Fetch results from the first one on that has not come; whether all have that are there."""
         stub = jobs_pb2_grpc.JobsStub(await self._channel.get())
-        stream, count = stub.GetResults(jobs_pb2.GetResultsRequest(id=parcel.id, first=parcel.after)), 0
+        stream = stub.GetResults(jobs_pb2.GetResultsRequest(id=parcel.id, first=parcel.after))
         try:
-            while True:
-                async with asyncio.timeout(TIMEOUT_S):
-                    message = await stream.read()
-                if message is grpc.aio.EOF:
-                    return True
-                for told in message.results:
-                    if (result := self._result(run, parcel, told)) is not None:
-                        run.deliver(parcel, result)
-                        parcel.after += told.item == parcel.after
-                    count += 1
-                    if count % AT_ONCE == 0:
-                        await asyncio.sleep(0)
-                if run.full or run.closing:
-                    return False  # from there on, once they are written
+            async with asyncio.timeout(FETCH_S):
+                return await self._take(run, parcel, stream)
         except grpc.aio.AioRpcError as error:
             raise rpc.error_of(error) from error
         except TimeoutError as error:
-            raise Unavailable(f"no result came for {TIMEOUT_S:g} s") from error
+            why = f"no result came for {TIMEOUT_S:g} s, or not all within {FETCH_S:g} s"
+            raise Unavailable(why) from error
         finally:
             stream.cancel()
+
+    async def _take(self, run: JobRun, parcel: Parcel, stream: Any) -> bool:
+        """Results as they come, in the order of items. Raises TimeoutError: none comes."""
+        least, count = parcel.after, 0
+        while True:
+            async with asyncio.timeout(TIMEOUT_S):
+                message = await stream.read()
+            if message is grpc.aio.EOF:
+                return True
+            if not message.results:
+                raise InvalidInput("a message has none", field="results", remedy=PEER)
+            for told in message.results:
+                if told.item < least:
+                    why = f"is not after item {least - 1}, which came before"
+                    raise InvalidInput(why, field="results.item", value=told.item, remedy=PEER)
+                if (result := self._result(run, parcel, told)) is not None:
+                    run.deliver(parcel, result)
+                    parcel.after += told.item == parcel.after
+                least, count = told.item + 1, count + 1
+                if count % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            if run.full or run.closing:
+                return False  # from there on, once they are written
 
     def _result(self, run: JobRun, parcel: Parcel, told: Any) -> Result | None:
         """Result of an item as it is kept; None: the item has to be run.
