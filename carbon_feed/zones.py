@@ -1,6 +1,5 @@
 """Zone registry: our name <-> providers' names <-> cloud regions (data/zones.toml and an operator's own file)."""
 
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +9,7 @@ from pydantic import ValidationError, field_validator
 
 from carbon_feed.settings import CarbonFeedSettings, known_timezone
 from trefoil.core import errors
-from trefoil.runtime.config import Settings, explain
+from trefoil.runtime.config import Settings, explain, read_toml
 
 SHIPPED: Final = Path(__file__).parent / "data" / "zones.toml"
 CLOUDS: Final = ("aws", "gcp", "azure")
@@ -132,17 +131,8 @@ def provider_zone(settings: CarbonFeedSettings, provider: Literal["electricity_m
 
 
 def _read(path: Path) -> dict[str, Zone]:
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        remedy = "name a TOML file"
-        raise errors.system_error(
-            errors.SettingError, error, "be read", path, field="zones_file", remedy=remedy
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
     zones = {}
-    for name, table in tables.items():
+    for name, table in read_toml(path, "zones_file").items():
         try:
             zones[name] = Zone.model_validate({"id": name, **(table if isinstance(table, dict) else {"": table})})
         except ValidationError as error:

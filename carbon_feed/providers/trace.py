@@ -26,6 +26,7 @@ from trefoil.core.units import HOUR_S
 from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, number_remedy, read_rows, time_unit, zone_of
 
 TOLERANCE_S: Final = 1e-3
+TRACE_BYTES_MAX: Final = 256 * 2**20
 NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
 MARKED: Final = ("true", "yes", "t", "y", "estimated")  # of a row that is an estimate
 UNMARKED: Final = (*NO_VALUE, "false", "no", "f", "n", "measured", "actual")
@@ -116,7 +117,7 @@ def load_trace(
         errors.TraceError: names file, line, value and remedy.
     """
     options = wanted or TraceSettings(path=path)
-    rows = read_rows(path)
+    rows = read_rows(path, bytes_max=TRACE_BYTES_MAX)
     names_at, names = next(rows, (0, []))
     if not names:
         raise errors.TraceError(f"{path} is empty", remedy="begin with a line of column names, e.g. time,g_per_kwh")

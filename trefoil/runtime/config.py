@@ -22,9 +22,11 @@ from pydantic_core import ErrorDetails
 
 from trefoil.core import device_types, errors
 from trefoil.core.outside.ranges import Ranged
+from trefoil.runtime.files import NotPlain, read_plain
 from trefoil.runtime.security.secret_files import OVERLAP, Check, FileSecret, only_password_differs
 
 MASK = "***"
+TOML_BYTES_MAX = 16 * 2**20  # tens of thousands of tenants
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
 OVERRIDES_VARIABLE = "TREFOIL_OVERRIDES"
 FIXED = "remove it: the program fixes its value"
@@ -178,7 +180,7 @@ def load(
     environment = os.environ if environ is None else environ
     files = [] if toml_path is None else _files(toml_path, environment)
     for path in files:
-        merged = merge(merged, _read_toml(path))
+        merged = merge(merged, read_toml(path))
     source = ", ".join(map(str, files)) or cls.__name__
     origins: dict[str, str] = {}
     if env_prefix:
@@ -247,7 +249,7 @@ def _register_device_types(path: str) -> None:
     if not Path(path).is_file():
         remedy = "name a TOML file of device types, with its whole path, or unset it"
         raise errors.SettingError("no such file", field=DEVICE_TYPES_VARIABLE, value=path, remedy=remedy)
-    device_types.register(device_types.parse_rows(_read_toml(Path(path)), path), path)
+    device_types.register(device_types.parse_rows(read_toml(Path(path)), path), path)
 
 
 def explain(
@@ -388,11 +390,17 @@ def parse_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, field: str = "file") -> dict[str, Any]:
+    """Read a TOML file; `field`: setting that names it.
+
+    Raises:
+        errors.SettingError: it cannot be read, is no regular file of at most TOML_BYTES_MAX, or is not valid.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.system_error(errors.SettingError, error, "be read", path, remedy="name a TOML file") from error
+        return tomllib.loads(read_plain(path, TOML_BYTES_MAX).decode("utf-8-sig"))
+    except (OSError, NotPlain, UnicodeDecodeError) as error:
+        remedy = "name a TOML file"
+        raise errors.system_error(errors.SettingError, error, "be read", path, field=field, remedy=remedy) from error
     except (ValueError, RecursionError) as error:
         raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
 

@@ -7,6 +7,7 @@ Times: numbers of a unit (by the column's name, by a setting, or since 1970 by t
 
 import csv
 import datetime
+import io
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trefoil.core.errors import TraceError, one_of, system_error
+from trefoil.runtime.files import NotPlain, open_plain
 
 TimeUnit = Literal["", "s", "ms", "us", "ns", "min", "h", "day", "date"]
 """Unit of a column of times; empty: by its name and values."""
@@ -39,16 +41,17 @@ _PACKED: Final = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2
 """First bytes of gzip, zip, bzip2, xz and zstd."""
 
 
-def read_rows(path: Path, setting: str = "trace") -> Iterator[tuple[int, list[str]]]:
+def read_rows(path: Path, setting: str = "trace", bytes_max: int = 2**63) -> Iterator[tuple[int, list[str]]]:
     """Rows of a file with the numbers of their lines, the first one first; empty ones and `#` lines are left out.
 
     Of JSON lines the first row holds the keys of the first object. `setting`: which names the file, for errors.
+    `bytes_max`: of a file whose rows are all kept.
 
     Raises:
-        TraceError: there is no such file, or it cannot be read; names it and the line.
+        TraceError: there is no such regular file, or it cannot be read; names it and the line.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_plain(path, bytes_max) as data, io.TextIOWrapper(data, encoding="utf-8-sig", newline="") as file:
             first = next((line for line in file if line.strip() and not line.startswith("#")), "")
             file.seek(0)
             if first.startswith("["):
@@ -58,7 +61,7 @@ def read_rows(path: Path, setting: str = "trace") -> Iterator[tuple[int, list[st
         packed = error.object.startswith(_PACKED)
         why, remedy = ("is packed", "unpack it") if packed else ("is not UTF-8", "save it as UTF-8")
         raise TraceError(why, field=setting, value=str(path), remedy=remedy) from error
-    except (OSError, csv.Error) as error:
+    except (OSError, NotPlain, csv.Error) as error:
         raise system_error(TraceError, error, "be read", path, field=setting, remedy="name a CSV file") from error
 
 

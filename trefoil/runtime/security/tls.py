@@ -15,9 +15,11 @@ import grpc
 
 from trefoil.core.errors import SettingError, system_words
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.files import NotPlain, read_plain
 from trefoil.runtime.security.reread import Reread
 
 FIELDS: Final = ("tls_certificate", "tls_key", "tls_ca")
+PEM_BYTES_MAX: Final = 4 * 2**20
 GRPC: Final = ("h2",)  # what both sides of gRPC call themselves (ALPN)
 
 
@@ -143,13 +145,13 @@ class Tls:
     def _load(self) -> Loaded:
         pair, ca, named, value = self._pair, self._ca, self._fields[2], str(self._ca)
         try:
-            authority = ca.read_bytes() if ca is not None else None
+            authority = read_plain(ca, PEM_BYTES_MAX) if ca is not None else None
             ends = [_seconds(each) for each in _client(ca).get_ca_certs()] if ca is not None else []
             if pair is None:
                 end_s = min(ends, default=math.inf)
                 return Loaded(b"", b"", authority, None, self._with_alpn(_client(ca)), (), end_s)
             named, value = f"{self._fields[0]}, {self._fields[1]}", self._named()
-            certificate, key = pair[0].read_bytes(), pair[1].read_bytes()
+            certificate, key = (read_plain(path, PEM_BYTES_MAX) for path in pair)
             server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             server.minimum_version = ssl.TLSVersion.TLSv1_2
             server.load_cert_chain(*pair)
@@ -170,7 +172,7 @@ class Tls:
             client = _client(own_ca) if own_ca else None
             if client is not None:
                 client.load_cert_chain(*pair)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, NotPlain, ssl.SSLError) as error:
             raise SettingError(
                 f"cannot be used ({_reason(error)})", field=named, value=value, remedy=_remedy(str(error), ca)
             ) from error
