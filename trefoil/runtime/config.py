@@ -394,7 +394,7 @@ def read_toml(path: Path, field: str = "file") -> dict[str, Any]:
     """Read a TOML file; `field`: setting that names it.
 
     Raises:
-        errors.SettingError: it cannot be read, is no regular file of at most TOML_BYTES_MAX, or is not valid.
+        errors.SettingError: it cannot be read, has more than TOML_BYTES_MAX, or is not valid.
     """
     try:
         return tomllib.loads(read_plain(path, TOML_BYTES_MAX).decode("utf-8-sig"))
