@@ -11,24 +11,30 @@ docs/howto/kubernetes.md.
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pydantic import SecretStr
 
 from benchmarks.chart_kubelet import Kubelet, run
 from benchmarks.hosts import Broken, load_text, need
+from carbon_feed.settings import CarbonFeedSettings
+from controller.settings import ControllerSettings
 from power_agent.runtimes.kubernetes_pod import PodPlace, slice_pod
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.config import load
+from trefoil.runtime.config import Settings, load
+from trefoil.simulated_node.settings import NodeSettings
 
 CLOCK: Final = WallClock()
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -65,6 +71,16 @@ REFUSED: Final = {
 }
 
 
+SECRET: Final = "redis://a-secret-of-32-letters-or-more:6379/0"
+OWN: Final[dict[str, tuple[type[Settings], str, dict[str, Any]]]] = {
+    "carbon_feed": (CarbonFeedSettings, 'zone = "GB"\nprovider = "neso"', {"zone": "GB", "provider": "neso"}),
+    "controller": (ControllerSettings, 'carbon.zone = "GB"', {"carbon.zone": "GB"}),
+    "power_agent": (PowerAgentSettings, 'zone = "GB"', {"zone": "GB"}),
+    "node": (NodeSettings, 'devices = ["H100-SXM5-80GB"]', {"devices": ("H100-SXM5-80GB",)}),
+}
+"""Service -> its settings, a text for `settings`, and what the service then reads."""
+
+
 def rendered(helm: str, values: Sequence[str]) -> list[Any]:
     """Manifests of the chart with these values."""
     given = [word for value in values for word in ("--set", value)]
@@ -93,12 +109,62 @@ def check_rendering(helm: str, validate: str) -> list[str]:
             wide = [each for each in own if each["kind"] in ("StatefulSet", "Deployment") and not _restricted(each)]
             need(not wide, f"{name}: not restricted: {[each['metadata']['name'] for each in wide]}")
             seen.append(f"{name}: {len(manifests)} objects, {len(own)} valid in {len(VERSIONS)} versions of Kubernetes")
+    seen.append(check_settings(helm))
     for value, told in REFUSED.items():
         done = subprocess.run([helm, "template", "t", str(CHART), "--set", value], capture_output=True, text=True)
         need(
             done.returncode != 0 and told in done.stderr, f"--set {value}: not refused by {told}: {done.stderr[-500:]}"
         )
     return [*seen, f"{len(REFUSED)} wrong values refused, each by its name"]
+
+
+def check_settings(helm: str) -> str:
+    """Read the settings of each service as its pods do: `settings` win over the values, and these over the defaults."""
+    values = ("zone=FR", "carbonProvider=constant", "simulated.gpus={A30}")
+    of_values = {"zone": "FR", "provider": "constant", "carbon.zone": "FR", "devices": ("A30",)}
+    texts = tuple(f"settings.{part}={text}" for part, (_, text, _) in OWN.items())
+    gpus = ("gpu.nodes={a}", "gpu.image=trefoil-gpu:1")
+    for own in (False, True):
+        manifests = rendered(helm, (*values, *(texts if own else ())))
+        manifests += rendered(helm, (*values, *gpus, "simulated.replicas=0", *(texts if own else ())))
+        with tempfile.TemporaryDirectory() as folder:
+            for config in (each for each in manifests if each["kind"] == "ConfigMap"):
+                place = Path(folder) / str(config["metadata"]["name"])
+                place.mkdir(exist_ok=True)
+                for name, text in (config["data"] or {}).items():
+                    (place / name).write_text(re.sub("/run/trefoil[a-z-]*", folder, text))
+            for secret in ("redis_url", "token", "plan.key", "routes.key"):
+                (Path(folder) / secret).touch(0o600)
+                (Path(folder) / secret).write_text(SECRET)
+            for name, container in _services(manifests):
+                _check_read(Path(folder), name, container, of_values, own)
+    return "settings win over values, and values over defaults"
+
+
+def _services(manifests: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Containers that read a settings file, each with the file's name."""
+    for each in manifests:
+        if each["kind"] in ("StatefulSet", "Deployment", "DaemonSet"):
+            for container in each["spec"]["template"]["spec"]["containers"]:
+                for name in re.findall(r"/etc/trefoil/(\w+)\.toml", " ".join(container["command"])):
+                    yield name, container
+
+
+def _check_read(folder: Path, name: str, container: Any, of_values: Mapping[str, Any], own: bool) -> None:
+    """Check what a container's service reads of the values, or of texts of its own."""
+    service = name.removesuffix("_gpu")
+    if service not in OWN:
+        return
+    cls, _, told = OWN[service]
+    environ = {one["name"]: one["value"] for one in container.get("env", ()) if "$(" not in one.get("value", "$(")}
+    environ = {key: value for key, value in environ.items() if not key.endswith("_FILE")}
+    environ["TREFOIL_OVERRIDES"] = str(folder / "trefoil-settings")
+    merged = load(cls, folder / "trefoil" / f"{name}.toml", f"TREFOIL_{service.upper()}_", environ=environ)
+    of_file = getattr(merged, "redis_url", SecretStr(SECRET)).get_secret_value()
+    need(of_file == SECRET, f"{name}: its file has no redis_url_file")
+    for key, value in told.items():
+        found, expected = attrgetter(key)(merged), value if own else of_values[key]
+        need(found == expected, f"{name}: {key} = {found!r}, not {expected!r}")
 
 
 def _slice_pod(agents: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,12 @@ def test_variables_of_agents_are_settings():
     assert len(given) >= 10
 
 
+def test_no_variable_outranks_a_setting_that_the_values_have_too():
+    given = {name for text in TEMPLATES.values() for name in re.findall(r"name: (TREFOIL_\w+)", text)}
+    assert {name for name in given if re.search("ZONE|PROVIDER|DEVICES", name)} == set()
+    assert "| regexReplaceAll" not in "".join(TEMPLATES.values())  # a pipe gives the text as what is put in
+
+
 def test_the_clusters_name_server_takes_the_place_of_the_swarms():
     config = (CHART / "files" / "haproxy.cfg").read_text()
     assert config.count("nameserver dns 127.0.0.11:53") == 1

@@ -5,7 +5,6 @@
 - {name: NODE, valueFrom: {fieldRef: {fieldPath: {{ index . 1 }}}}}
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: TREFOIL_POWER_AGENT_NODE, value: $(NODE)}
-- {name: TREFOIL_POWER_AGENT_ZONE, value: {{ $root.Values.zone | quote }}}
 - {name: TREFOIL_POWER_AGENT_ADVERTISE_HOST, value: $(POD_IP)}
 {{- end }}
 
