@@ -190,12 +190,13 @@ class ExpositionComponent:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                _, _, rest = (await reader.readuntil(b"\r\n\r\n")).partition(b" ")
+                method, _, rest = (await reader.readuntil(b"\r\n\r\n")).partition(b" ")
                 path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
                 code, text = probed(path, 0.0, self._not_ready) or (200, "")
                 body = text.encode() or await self._text()
                 head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-                writer.write(head % (code, HTTPStatus(code).phrase.encode(), TYPE, len(body)) + body)
+                writer.write(head % (code, HTTPStatus(code).phrase.encode(), TYPE, len(body)))
+                writer.write(b"" if method == b"HEAD" else body)
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the caller has gone, or was not an HTTP client

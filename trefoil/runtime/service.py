@@ -282,12 +282,16 @@ class MetricsComponent:
 
 
 def probed(path: str, still_s: float, not_ready: Callable[[], str]) -> tuple[int, str] | None:
-    """Status and text of a probe of a service whose event loop has stood still for so long [s]; None: it is none.
+    """Status and text of a path of the metrics port; None: the page of metrics. `still_s`: how long the service's event
+    loop has stood still.
 
     `/healthz` fails where a restart helps, `/readyz` while the service is not ready.
     """
-    if path not in ("/healthz", "/readyz"):
+    path = path.rstrip("/")
+    if path in ("", "/metrics"):
         return None
+    if path not in ("/healthz", "/readyz"):
+        return 404, "not found: ask /metrics, /healthz or /readyz\n"
     why = f"its event loop has stood still for {still_s:.0f} s" if still_s > STILL_S else ""
     if path == "/readyz":
         why = why or not_ready()

@@ -107,13 +107,16 @@ class Metrics(Collector):
         metrics = prometheus.make_wsgi_app(self._outer())
 
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
-            found = answer(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "GET" else None
+            head = environ["REQUEST_METHOD"] == "HEAD"
+            found = answer(environ["PATH_INFO"]) if head or environ["REQUEST_METHOD"] == "GET" else None
             if found is None:
-                page: Iterable[bytes] = metrics(environ, start_response)
-                return page
+                page: Iterable[bytes] = metrics(
+                    environ | {"REQUEST_METHOD": "GET"} if head else environ, start_response
+                )
+                return [] if head else page
             code, text = found
             start_response(f"{code} {HTTPStatus(code).phrase}", [("Content-Type", "text/plain; charset=utf-8")])
-            return [text.encode()]
+            return [] if head else [text.encode()]
 
         server.set_app(app)
         _bound(server)

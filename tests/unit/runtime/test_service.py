@@ -232,12 +232,20 @@ async def test_probes_of_the_metrics_port_tell_alive_from_ready_and_why(make, un
             return answer.status_code, answer.text.strip()
 
         assert await asked("/healthz") == (200, "ok")
-        assert await asked("/readyz") == (503, "the service is starting")
+        for path in ("/readyz", "/readyz/"):
+            assert await asked(path) == (503, "the service is starting")
+            answer = await client.head(path)
+            assert (answer.status_code, answer.content) == (503, b"")
+        for path in ("/ready", "/livez", "/readyz/x"):
+            assert (await asked(path))[0] == 404
         why = ""
         assert await asked("/readyz?verbose=1") == (200, "ok")
-        code, text = await asked("/metrics")
-        assert code == 200
-        assert "trefoil_build_info" in text
+        for path in ("/metrics", "/"):
+            code, text = await asked(path)
+            assert code == 200
+            assert "trefoil_build_info" in text
+            answer = await client.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
     running.cancel()
     await page.shutdown()
 
