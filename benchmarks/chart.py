@@ -43,31 +43,51 @@ RATE_PER_S: Final = 100
 ANSWERED_MIN: Final = 10_000
 NAMESPACE: Final = "default"
 VERSIONS: Final = ("1.30", "1.31", "1.32", "1.33", "1.34", "")  # "": the newest
+EXTRA: Final = tuple(
+    one
+    for part in ("controller", "carbonFeed", "dispatcher", "agent")
+    for one in (
+        f"extraSecrets.{part}[0].name=key-of-{part}", f"extraSecrets.{part}[0].mountPath=/run/key",
+        f"extraEnv.{part}[0].name=KEY_OF", f"extraEnv.{part}[0].value={part}",
+    )
+)  # fmt: skip
 SETS: Final[dict[str, tuple[str, ...]]] = {
     "simulated trial": (),
-    "GPU nodes": ("simulated.replicas=0", "gpu.image=trefoil-gpu:1", "gpu.nodes={a,b}", "persistence.enabled=true"),
+    "GPU nodes": (
+        "simulated.replicas=0", "gpu.image=trefoil-gpu:1", "gpu.nodes={a,b}", "persistence.enabled=true",
+        "gpu.runtimeClassName=", "priorityClassName.control=important", *EXTRA,
+    ),
     "a pod for each slice": (
         "simulated.replicas=0", "gpu.runtime=kubernetes", "gpu.sliceImage=tritonserver:24.08-py3", "gpu.nodes={a,b}",
         "models.hostPath=/srv/models", "imagePullSecrets[0].name=registry", "gpu.tolerations[0].operator=Exists",
+        "priorityClassName.slice=batch", "gpu.runtimeClassName=",
     ),
     "Redis of one's own": ("redis.url=rediss://redis.example:6379/0",),
     "cert-manager": (
         "secrets=cert-manager", "prometheus.serviceMonitor=true", "prometheus.rules=true", "prometheus.redis=true",
+        "prometheus.labels.release=monitoring", f"gpu.nodes={{{'n' * 63}.example}}", "simulated.replicas=0",
+        "gpu.image=trefoil-gpu:1",
     ),
     "given secrets, dashboards": ("secrets=given", "prometheus.dashboards=true", "networkPolicies.enabled=false"),
     "a Gateway instead of HAProxy": ("haproxy.enabled=false", "grpcRoute.enabled=true", "grpcRoute.gateway=public"),
 }  # fmt: skip
+GPUS: Final = "gpu.nodes={a},simulated.replicas=0"
 REFUSED: Final = {
     "controller.replicas=0": "controller/replicas",
     "mode=dry-run": "mode",
     "redis.url=redis.example:6379": "redis/url",
     "gpu.nodes={A_B}": "gpu/nodes",
-    "gpu.nodes={a}": "gpu.image",
+    "gpu.nodes={a}": "simulated.replicas = 1",
+    GPUS: "gpu.image",
     "gpu.runtime=docker": "gpu/runtime",
-    "gpu.nodes={a},gpu.runtime=kubernetes": "models: empty",
-    "gpu.nodes={a},gpu.runtime=kubernetes,models.claim=m": "gpu.sliceImage",
+    f"{GPUS},gpu.runtime=kubernetes": "models: empty",
+    f"{GPUS},gpu.runtime=kubernetes,models.claim=m": "gpu.sliceImage",
     "grpcRoute.enabled=true": "grpcRoute.gateway",
     "settigns.controller=x": "settigns",
+    "nodeSelector.gpu=true": "nodeSelector/gpu",
+    "dispatcher.terminationGracePeriodSeconds=27": "must be >= 28",
+    "settings.dispatcher=drain_s = 20.5": "must be >= 40.5",
+    "extraSecrets.agent[0].name=x": "extraSecrets/agent/0",
 }
 
 
@@ -109,13 +129,16 @@ def check_rendering(helm: str, validate: str) -> list[str]:
             wide = [each for each in own if each["kind"] in ("StatefulSet", "Deployment") and not _restricted(each)]
             need(not wide, f"{name}: not restricted: {[each['metadata']['name'] for each in wide]}")
             seen.append(f"{name}: {len(manifests)} objects, {len(own)} valid in {len(VERSIONS)} versions of Kubernetes")
-    seen.append(check_settings(helm))
-    for value, told in REFUSED.items():
-        done = subprocess.run([helm, "template", "t", str(CHART), "--set", value], capture_output=True, text=True)
+    seen += [check_settings(helm), check_parts(helm)]
+    wrong = [*(("t", value, told) for value, told in REFUSED.items()), *((name, "", name) for name in ("a.b", "1a"))]
+    for release, value, told in wrong:
+        given = ["--set", value] if value else []
+        done = subprocess.run([helm, "template", release, str(CHART), *given], capture_output=True, text=True)
         need(
-            done.returncode != 0 and told in done.stderr, f"--set {value}: not refused by {told}: {done.stderr[-500:]}"
+            done.returncode != 0 and told in done.stderr,
+            f"{release} --set {value}: not refused by {told}: {done.stderr[-500:]}",
         )
-    return [*seen, f"{len(REFUSED)} wrong values refused, each by its name"]
+    return [*seen, f"{len(wrong)} wrong values refused, each by its name"]
 
 
 def check_settings(helm: str) -> str:
@@ -139,6 +162,31 @@ def check_settings(helm: str) -> str:
             for name, container in _services(manifests):
                 _check_read(Path(folder), name, container, of_values, own)
     return "settings win over values, and values over defaults"
+
+
+def check_parts(helm: str) -> str:
+    """Values that pods and monitors have to show."""
+    pods: dict[str, Any] = {}
+    for name in ("simulated trial", "GPU nodes"):
+        for each in rendered(helm, (*SETS[name], *EXTRA, "priorityClassName.control=important")):
+            if each["kind"] in ("StatefulSet", "Deployment", "DaemonSet"):
+                pods[each["metadata"]["name"].removeprefix("trefoil-")] = each["spec"]["template"]["spec"]
+    parts = {"controller": "controller", "carbon-feed": "carbonFeed", "dispatcher": "dispatcher", "node": "agent"}
+    for pod, part in (parts | {"gpu": "agent"}).items():
+        container = pods[pod]["containers"][-1]
+        volume = next(one["name"] for one in container["volumeMounts"] if one["mountPath"] == "/run/key")
+        secret = next(one["secret"]["secretName"] for one in pods[pod]["volumes"] if one["name"] == volume)
+        need(secret == f"key-of-{part}", f"{pod}: extraSecrets: {secret}")
+        need({"name": "KEY_OF", "value": part} in container["env"], f"{pod}: extraEnv")
+    priorities = {name: pod.get("priorityClassName") for name, pod in pods.items()}
+    need(priorities.pop("gpu") == "system-node-critical" and set(priorities.values()) == {"important"}, str(priorities))
+    need("runtimeClassName" not in pods["gpu"], "gpu.runtimeClassName: empty")
+    monitored = rendered(helm, SETS["cert-manager"])
+    monitors = [each["metadata"]["labels"] for each in monitored if each["apiVersion"] == "monitoring.coreos.com/v1"]
+    need(len(monitors) > 2 and all(one["release"] == "monitoring" for one in monitors), "prometheus.labels")
+    long = [each for each in monitored if len(each["spec"].get("commonName", "") if "spec" in each else "") > 64]
+    need(not long, "a certificate's common name has more than 64 bytes")
+    return "extra secrets and variables, priority classes and labels are where they belong"
 
 
 def _services(manifests: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -182,7 +230,9 @@ def _slice_pod(agents: Mapping[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     owner = {"apiVersion": agents["apiVersion"], "kind": agents["kind"], "name": agents["metadata"]["name"], "uid": "u"}
     log, secret = settings.state_dir / "logs" / "x.log", settings.state_dir / "pods" / "x"
-    return slice_pod(settings, PodPlace("a", owner, "trefoil"), "a-gpu0-3g.20gb-4.g1", launch, log, secret)
+    pod = slice_pod(settings, PodPlace("a", owner, "trefoil"), "a-gpu0-3g.20gb-4.g1", launch, log, secret)
+    need(pod["spec"]["priorityClassName"] == "batch" and "runtimeClassName" not in pod["spec"], f"slice: {pod['spec']}")
+    return pod
 
 
 def _restricted(workload: Mapping[str, Any]) -> bool:

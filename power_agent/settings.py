@@ -187,7 +187,9 @@ class PowerAgentSettings(ServiceSettings):
     kubernetes_models: str = Field(default="", pattern=r"^(|/.+|[a-z0-9][a-z0-9.-]*)$")
     """Models for pods: a PersistentVolumeClaim, or a folder of the node; empty: the node's `model_repository`."""
     kubernetes_runtime_class: str = "nvidia"
-    """RuntimeClass of pods with a GPU."""
+    """RuntimeClass of pods with a GPU; empty: the cluster's default."""
+    kubernetes_priority_class: str = ""
+    """PriorityClass of pods; empty: the cluster's default."""
     kubernetes_service_account: str = "default"
     """ServiceAccount of pods, which names their image pull secrets; pods get no token."""
     kubernetes_resources: dict[str, dict[str, str | float]] = Field(

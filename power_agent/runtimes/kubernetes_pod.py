@@ -78,9 +78,11 @@ def slice_pod(
     """Manifest of the pod of a slice; `secret`: the file of its secret word, where the command has one."""
     mounts = list(_mounts(settings, launch, [*launch.files, *([secret] if secret_word(launch) else [])]))
     uid, gid = map(int, NOBODY.split(":"))
+    runtime_class = settings.kubernetes_runtime_class
     spec = {
         "nodeName": place.node,
-        **({"runtimeClassName": settings.kubernetes_runtime_class} if _gpu(settings, launch) else {}),
+        **({"runtimeClassName": runtime_class} if runtime_class and _gpu(settings, launch) else {}),
+        **({"priorityClassName": priority} if (priority := settings.kubernetes_priority_class) else {}),
         "restartPolicy": "Never",
         "serviceAccountName": settings.kubernetes_service_account,
         "automountServiceAccountToken": False,

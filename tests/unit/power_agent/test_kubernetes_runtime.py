@@ -152,6 +152,11 @@ def test_a_slice_of_a_gpu_becomes_exactly_this_pod(settings, tmp_path):
     assert {"name": "models", "hostPath": {"path": "/srv/models", "type": "Directory"}} in pod["spec"]["volumes"]
     assert "runtimeClassName" not in pod["spec"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in pod["spec"]["containers"][0]["env"]
+    update = {"kubernetes_runtime_class": "", "kubernetes_priority_class": "batch"}
+    own = settings.model_copy(update=update)
+    pod = slice_pod(own, PodPlace(NODE, OWNER, ""), TAG, launch, Path("/logs/a.log"), secret)
+    assert "runtimeClassName" not in pod["spec"]
+    assert pod["spec"]["priorityClassName"] == "batch"
 
 
 def test_an_agent_that_comes_back_knows_a_triton_by_its_pod_with_the_key_that_no_manifest_holds(

@@ -6,6 +6,7 @@
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: TREFOIL_POWER_AGENT_NODE, value: $(NODE)}
 - {name: TREFOIL_POWER_AGENT_ADVERTISE_HOST, value: $(POD_IP)}
+{{- include "trefoil.extraEnv" (list $root "agent") }}
 {{- end }}
 
 {{- define "trefoil.agentMounts" -}}
@@ -16,6 +17,7 @@
 - {name: secrets, mountPath: /run/trefoil}
 - {name: tmp, mountPath: /tmp}
 - {name: shm, mountPath: /dev/shm}
+{{- include "trefoil.extraMounts" (list . "agent") }}
 {{- include "trefoil.models" . }}
 {{- end }}
 
@@ -53,5 +55,6 @@
   emptyDir: {medium: Memory, sizeLimit: 64Mi}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ index . 2 }}}
+{{- include "trefoil.extraVolumes" (list $root "agent") }}
 {{- include "trefoil.modelsVolume" $root }}
 {{- end }}

@@ -1,4 +1,7 @@
 {{- define "trefoil.name" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) }}
+{{- fail (printf "release name %s: Services are named after it. Remedy: a letter first, then letters, digits and '-'" (quote .Release.Name)) }}
+{{- end }}
 {{- if contains "trefoil" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-trefoil" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
@@ -22,6 +25,9 @@ automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName.control }}
+priorityClassName: {{ . }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
@@ -139,4 +145,24 @@ checksum/config: {{ include (print .Template.BasePath "/config.yaml") . | sha256
 {{- $_ := set $made (printf "%s-tritons-of-%s-tls" $name $node) (list (printf "tritons.%s" $node)) }}
 {{- end }}
 {{- toJson $made }}
+{{- end }}
+
+{{/* (root, part): Secrets that `extraSecrets` mounts into it, and their volumes. */}}
+{{- define "trefoil.extraMounts" -}}
+{{- range $i, $secret := index (index . 0).Values.extraSecrets (index . 1) }}
+- {name: extra-{{ $i }}, mountPath: {{ $secret.mountPath | quote }}, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "trefoil.extraVolumes" -}}
+{{- range $i, $secret := index (index . 0).Values.extraSecrets (index . 1) }}
+- name: extra-{{ $i }}
+  secret: {secretName: {{ $secret.name }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
+{{- define "trefoil.extraEnv" -}}
+{{- with index (index . 0).Values.extraEnv (index . 1) }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
