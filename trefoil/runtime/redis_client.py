@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis.asyncio as redis
 from pydantic import SecretStr
@@ -17,6 +18,7 @@ from redis.credentials import CredentialProvider
 
 from trefoil.core import errors
 
+UNEXPECTED: Final = re.compile(r"unexpected keyword argument ('\w+')")
 HINTS_MAX: Final = 1_000  # that are read at once
 TICK_S: Final = 0.005  # uvloop counts in whole milliseconds: a shorter wait may end at once
 SENTINEL: Final = "sentinel_"
@@ -106,12 +108,26 @@ def make_client(url: SecretStr | str, timeout_s: float) -> "redis.Redis":
     Raises:
         errors.SettingError: no URL of a Redis.
     """
-    secret = url if isinstance(url, SecretStr) else SecretStr(url)
+    remedy = f"write redis[s]://[:password@]host:port/0, unix://path or {SENTINEL_FORM}"
     try:
-        options, sentinels = _read_url(secret.get_secret_value())
-    except ValueError as error:
-        remedy = f"write redis[s]://[:password@]host:port/0, unix://path or {SENTINEL_FORM}"
+        return _client(url if isinstance(url, SecretStr) else SecretStr(url), timeout_s)
+    except TypeError as error:  # of a connection's arguments
+        remedy = "drop it from the URL, or correct it"
+        told = UNEXPECTED.search(str(error))
+        raise errors.SettingError(
+            f"no connection has the option {told[1]}" if told else str(error), field="redis_url", remedy=remedy
+        ) from error
+    except (ValueError, LookupError, exceptions.RedisError) as error:
         raise errors.SettingError(f"{error}", field="redis_url", remedy=remedy) from error
+
+
+def _client(secret: SecretStr, timeout_s: float) -> "redis.Redis":
+    """Client of a URL.
+
+    Raises:
+        ValueError, TypeError, LookupError, exceptions.RedisError, errors.SettingError: no URL of a Redis.
+    """
+    options, sentinels = _read_url(secret.get_secret_value())
     for name in (*_names(""), *_names(SENTINEL)):
         options.pop(name, None)
     common: dict[str, Any] = {
@@ -125,12 +141,14 @@ def make_client(url: SecretStr | str, timeout_s: float) -> "redis.Redis":
         "credential_provider": _Credentials(secret),
     }
     kind = options.pop("connection_class", redis.Connection)
+    if fixed := [*(common.keys() & options.keys()), *(["connection_class"] if isinstance(kind, str) else [])]:
+        raise TypeError(f"option {min(fixed)!r} is fixed")
     kind = _FreshTls if issubclass(kind, redis.SSLConnection) else kind
     if kind is not _FreshTls and options.pop("tls_name", ""):
         remedy = "write rediss://, or drop it"
         raise errors.SettingError("tls_name without TLS", field="redis_url", remedy=remedy)
     if not sentinels:
-        return redis.Redis.from_pool(redis.ConnectionPool(connection_class=kind, **options, **common))
+        return _of_pool(redis.ConnectionPool(connection_class=kind, **options, **common))
     name, own = options.pop("master"), {key: value for key, value in options.items() if key != "db"}
     of_sentinels = common | {
         "credential_provider": _Credentials(secret, SENTINEL),
@@ -138,11 +156,17 @@ def make_client(url: SecretStr | str, timeout_s: float) -> "redis.Redis":
     }
     manager = _Sentinel([])  # type: ignore[no-untyped-call]
     manager.sentinels = [
-        redis.Redis.from_pool(redis.ConnectionPool(connection_class=kind, host=host, port=port, **own, **of_sentinels))
+        _of_pool(redis.ConnectionPool(connection_class=kind, host=host, port=port, **own, **of_sentinels))
         for host, port in sentinels
     ]
     kind = _SentinelTls if kind is _FreshTls else SentinelManagedConnection
     pool: Any = _SentinelPool(name, manager, connection_class=kind, **options, **common)  # type: ignore[no-untyped-call]
+    return _of_pool(pool)
+
+
+def _of_pool(pool: Any) -> "redis.Redis":
+    """Client of a pool, whose connections can be made: the URL's options are their arguments."""
+    pool.make_connection().encoder.encode("")
     return redis.Redis.from_pool(pool)
 
 
@@ -165,11 +189,11 @@ def _read_url(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
     if not master or not all(address.hostname for address in addresses):
         raise ValueError(f"{parts.scheme}: addresses of Sentinels and a name of their primary are needed")
     scheme = parts.scheme.removesuffix("+sentinel")
-    single = parts._replace(scheme=scheme, netloc=f"{user}{at}{addresses[0].hostname}", path=f"/{db or 0}")
+    single = parts._replace(scheme=scheme, netloc=f"{user}{at}sentinel", path=f"/{db or 0}")
     options = {**parse_url(single.geturl()), "master": master}
     options.pop("host")
     options.pop("port", None)
-    return options, [(str(each.hostname), each.port or SENTINEL_PORT) for each in addresses]
+    return options, [(unquote(str(each.hostname)), each.port or SENTINEL_PORT) for each in addresses]
 
 
 async def read_hints(pubsub: Any, wait_s: float) -> Iterable[bytes]:

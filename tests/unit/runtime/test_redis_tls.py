@@ -1,14 +1,17 @@
-"""Redis over TLS: the files that the URL names are shown as they are when it connects."""
+"""Redis' client: options of its URL; over TLS the files that the URL names are shown as they are when it connects."""
 
 import asyncio
 import contextlib
+import re
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.certificates import Authority, Pair
-from trefoil.core.errors import StateUnavailable
+from trefoil.core.errors import SettingError, StateUnavailable
+from trefoil.runtime.redis_client import make_client
 from trefoil.runtime.state import State
 
 
@@ -79,3 +82,28 @@ def test_a_redis_of_another_authority_is_none(tmp_path: Path) -> None:
             await redis.stop()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://h:1/0?timeout=5", "no connection has the option 'timeout'"),
+        ("redis+sentinel://h:1/main?timeout=5", "no connection has the option 'timeout'"),
+        ("redis://h:1/0?ssl_ca_certs=/ca.crt", "no connection has the option 'ssl_ca_certs'"),
+        ("redis://h:1/0?protocol=9", "option 'protocol' is fixed"),
+        ("redis://h:1/0?connection_class=x", "option 'connection_class' is fixed"),
+        ("redis://h:1/0?max_connections=-1", '"max_connections" must be'),
+        ("redis://h:1/0?encoding=none", "unknown encoding: none"),
+        ("rediss://h:1/0?ssl_cert_reqs=some", "Invalid SSL Certificate Requirements"),
+    ],
+)
+def test_a_url_with_an_option_that_no_connection_takes_is_refused(url, why):
+    with pytest.raises(SettingError, match=f"^redis_url: .*{re.escape(why)}.*Remedy: "):
+        make_client(url, 1.0)
+
+
+def test_sentinels_may_have_ipv6_addresses():
+    pool: Any = make_client("redis+sentinel://:secret@[::1]:5,[2001:db8::7],h:6/main/3", 1.0).connection_pool
+    options = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+    assert [(one["host"], one["port"]) for one in options] == [("::1", 5), ("2001:db8::7", 26379), ("h", 6)]
+    assert (pool.service_name, pool.connection_kwargs["db"]) == ("main", 3)
