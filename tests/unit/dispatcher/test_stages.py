@@ -27,7 +27,7 @@ def staged(n: int, stage: int, weight: float = 1.0) -> RouteTarget:
 
 
 def hosting(n: int, stage: int) -> SliceStatus:
-    return replace(status(n, f"host:{n}"), hosted=(Hosted("digits", "digits-l", 4, stage, 2, 1, 8),))
+    return replace(status(n, f"host:{9000 + n}"), hosted=(Hosted("digits", "digits-l", 4, stage, 2, 1, 8),))
 
 
 SPLIT = route([staged(0, 0), staged(1, 1, 0.5), staged(2, 1, 0.5)])
