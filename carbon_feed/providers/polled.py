@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import structlog
+
 from carbon_feed.core.observation import Observation
 from carbon_feed.core.polling import NEVER, Polling, PollLimits, PollUsage
 from carbon_feed.core.validation import Cause, Refusal
@@ -87,7 +89,7 @@ class PolledProvider:
     async def read(self, now_s: float) -> Observation:
         self._now_s = now_s
         if self._task is not None and self._task.done():
-            self._task.result()  # a bug in an adapter is heard, and not served as an outage
+            self._task.result()  # a broken invariant is heard, and not served as an outage
             self._task = None
         if self._task is None and not self._lock.locked() and self.polling.due(now_s):
             self.polling.begin(now_s)
@@ -161,7 +163,7 @@ class PolledProvider:
     async def _question(self, now_s: float) -> None:
         async with self._lock:
             try:
-                answer = await self.provider.read(now_s)
+                answer = await self._without_crash(self.provider.read(now_s))
             except ProviderFailure as failure:
                 self._refused(failure.refusal, now_s)
             except errors.SettingError as error:  # a key file that was taken away while we ran
@@ -172,6 +174,16 @@ class PolledProvider:
                 known_after = self.provider.held(answer.ends_at_s) is not answer
                 self.polling.answered(now_s, math.inf if known_after else answer.ends_at_s)
             self._save_usage()
+
+    async def _without_crash(self, asked: Coroutine[Any, Any, T]) -> T:
+        """Await an adapter. An error that it does not expect is logged whole, and costs this answer alone."""
+        try:
+            return await asked
+        except (errors.TrefoilError, AssertionError):
+            raise
+        except Exception as error:
+            structlog.get_logger().exception("the provider's answer cannot be read", provider=self.name)
+            raise ProviderFailure(Cause.UNAVAILABLE, f"{self.name} cannot be read ({type(error).__name__})") from error
 
     def _refused(self, refusal: Refusal, now_s: float) -> None:
         self.refusal = refusal
@@ -192,7 +204,7 @@ class PolledProvider:
             self.polling.begin(self._now_s, extra=True)
             retry_after_s = 0.0
             try:
-                return await ask()
+                return await self._without_crash(ask())
             except ProviderFailure as failure:
                 retry_after_s = failure.refusal.retry_after_s
                 raise

@@ -22,6 +22,7 @@ from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.settings import WebSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Quality
+from trefoil.direct import proxy_error
 
 Row = dict[str, Any]
 ANSWER_BYTES_MAX: Final = 4 << 20
@@ -55,11 +56,13 @@ class HttpClient:
     """HTTP client of one provider. Connections are made when first used, and kept."""
 
     def __init__(self, settings: WebSettings, name: str, base_url: str) -> None:
+        """Raises errors.SettingError: the proxy cannot be used."""
         self._settings, self._name = settings, name
         self._base_url = base_url.rstrip("/")
         self._client: httpx.AsyncClient | None = None
         self._proxy = ""  # of that client
         self._spend: Callable[[], None] | None = None
+        self._made(settings.proxy.get_secret_value(), verify=False)
 
     def metered(self, spend: Callable[[], None]) -> None:
         """Call `spend` before each request; what it raises comes out of `get`."""
@@ -141,11 +144,17 @@ class HttpClient:
 
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
-            proxy = self._proxy = self._settings.proxy.get_secret_value()
-            from_environment = proxy == "environment"
+            proxy = self._settings.proxy.get_secret_value()
             plain = self._base_url.startswith("http://")
-            self._client = httpx.AsyncClient(
-                verify=self._trust() if proxy or not plain else False,
+            self._client = self._made(proxy, self._trust() if proxy or not plain else False)
+            self._proxy = proxy
+        return self._client
+
+    def _made(self, proxy: str, verify: ssl.SSLContext | bool) -> httpx.AsyncClient:
+        from_environment = proxy == "environment"
+        try:
+            return httpx.AsyncClient(
+                verify=verify,
                 proxy=proxy if proxy and not from_environment else None,
                 trust_env=from_environment,
                 follow_redirects=False,
@@ -153,7 +162,8 @@ class HttpClient:
                 limits=httpx.Limits(max_connections=4, max_keepalive_connections=1),
                 headers={"User-Agent": self._settings.user_agent},
             )
-        return self._client
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise proxy_error(error, "web.proxy", "" if from_environment else proxy) from None  # it may name a password
 
     def _trust(self) -> ssl.SSLContext:
         bundle = self._settings.ca_bundle
