@@ -20,6 +20,7 @@ import numpy as np
 from carbon_feed.providers.web import error_message
 from trefoil.assess.series import CLUSTER_LABELS, SERIES, MetricSeries, known_name, labels_of, merged, printable
 from trefoil.core.errors import InvalidInput, SettingError, Unavailable, Untrusted, system_error
+from trefoil.direct import is_internal, proxy_error
 from trefoil.runtime.clock import WallClock
 
 POINTS: Final = 10_080  # of a series, at most: a week of minutes
@@ -39,9 +40,11 @@ REMEDIES: Final = {400: f"correct --selector, or {LESS}", 401: TOKEN, 403: TOKEN
 
 
 def open_client(
-    token: str = "", user: str = "", headers: Mapping[str, str] | None = None, tls_ca: Path | None = None
-) -> httpx.Client:
-    """HTTP client with a token (`user`: as password of basic auth); no redirect, which it never follows, gets it."""
+    token: str = "", user: str = "", headers: Mapping[str, str] | None = None, tls_ca: Path | None = None,
+    urls: Sequence[str] = (),
+) -> httpx.Client:  # fmt: skip
+    """HTTP client of `urls` with a token (`user`: as password of basic auth); no redirect, which it never follows, gets
+    it. Only hosts that are not internal are asked by a proxy of the environment."""
     try:
         trust = ssl.create_default_context(cafile=str(tls_ca) if tls_ca else None)
     except (OSError, ssl.SSLError) as error:
@@ -53,7 +56,23 @@ def open_client(
         raise SettingError(why, field="--token-file, --user, --header", remedy=remedy)
     own = {"User-Agent": "trefoil-assess"} | ({"Authorization": f"Bearer {token}"} if token and not user else {})
     auth = httpx.BasicAuth(user, token) if user else None
-    return httpx.Client(verify=trust, headers=own | dict(headers or {}), auth=auth, timeout=TIMEOUT_S)
+    hosts = {_host(url) for url in urls}
+    near = {host for host in hosts if is_internal(host)}
+    direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in near if host}
+    try:
+        return httpx.Client(
+            verify=trust, headers=own | dict(headers or {}), auth=auth, timeout=TIMEOUT_S, trust_env=hosts != near,
+            mounts=direct,
+        )  # fmt: skip
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise proxy_error(error) from None  # its text may hold a password
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # `base_url` refuses it
+        return ""
 
 
 def base_url(url: str, option: str) -> str:

@@ -78,7 +78,10 @@ def assess(
         token = read_secret_file(token_file, "--token-file") if token_file else os.environ.get(TOKEN_VARIABLE, "")
         if user and not token:
             raise SettingError("no password", field="--user", value=user, remedy=f"--token-file or {TOKEN_VARIABLE}")
-        now_s, client = WallClock().now_s(), open_client(token, user, parse_pairs("--header", header or ()), tls_ca)
+        urls = [*filter(None, [prometheus]), *(scrape or [])]
+        now_s, client = WallClock().now_s(), open_client(
+            token, user, parse_pairs("--header", header or ()), tls_ca, urls
+        )  # fmt: skip
         paced = {"--since": since, "--until": until, "step_s": step, "span_s": 60 * minutes, "every_s": every}
         series, asked = _read(prometheus, scrape or [], from_csv or [], client, selector, paced, now_s, say)
         found = assess_series(

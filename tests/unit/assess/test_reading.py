@@ -243,6 +243,23 @@ def test_a_token_loses_its_newline_and_words_of_several_lines_are_refused_unsaid
         assert "sec" not in str(raised.value).replace("--", "")
 
 
+@pytest.mark.parametrize(("name", "value"), [("all_proxy", "socks5://me:hidden@h:1"), ("NO_PROXY", "10.0.0.0/8,[::1]")])
+def test_a_proxy_is_not_asked_for_internal_hosts_and_a_wrong_one_is_named(series, name, value, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    with serving(Api(series)) as url:
+        assert Prometheus(url, open_client(urls=[url])).read(BEGIN_S, BEGIN_S + SPAN_S)
+        open_client(urls=["http://prometheus:9090", "http://10.1.2.3:9090", "https://[fd00::1]/x", "http://a.svc:80"])
+        with pytest.raises(SettingError, match=f"{name}.*Remedy: ") as caught:
+            open_client(urls=[url, "https://prometheus.example.com"])
+        assert "hidden" not in str(caught.value)
+        monkeypatch.delenv(name)
+        client = open_client(urls=[url, "http://prometheus.example.com"])
+        assert Prometheus(url, client).read(BEGIN_S, BEGIN_S + SPAN_S)
+        with pytest.raises(Unavailable, match="Connection refused"):  # by the proxy, which is not there
+            Prometheus("http://prometheus.example.com", client).read(BEGIN_S, BEGIN_S + SPAN_S)
+
+
 def test_nothing_listens_there():
     with pytest.raises(Unavailable, match="cannot be reached"):
         Prometheus("http://127.0.0.1:9", open_client()).read(0.0, 3600.0)
