@@ -128,6 +128,7 @@ def load_trace(
         names,
         options,
         factors,
+        method,
         comments.get("unit", ""),
     )
     found = _Series(path, names, columns, options, method)

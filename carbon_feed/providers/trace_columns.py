@@ -1,21 +1,26 @@
 """Columns of a trace of carbon intensity, and its unit: by the header, or by settings that do not contradict it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from carbon_feed.settings import TraceReading
 from trefoil.core import errors
-from trefoil.core.carbon import Factors
+from trefoil.core.carbon import Factors, Method
 from trefoil.core.units import INTENSITY_UNITS, g_per_kwh_per, intensity_unit
 from trefoil.runtime.given.table import named_column, words_of
 
 VALUE_NAME: Final = re.compile(r"carbon.?intensity|^intensity|^[am]oer$", re.IGNORECASE)
 TIME_NAMES: Final = (re.compile(r"date", re.IGNORECASE), re.compile(r"time|hour", re.IGNORECASE))
-FACTOR_NAMES: Final = {
-    Factors.DIRECT: re.compile(r"direct", re.IGNORECASE),
-    Factors.LIFECYCLE: re.compile(r"lca|life.?cycle", re.IGNORECASE),
+FACTOR_NAMES: Final[Mapping[IntEnum, re.Pattern[str]]] = {
+    Factors.DIRECT: re.compile(r"(?<![a-z])direct", re.IGNORECASE),
+    Factors.LIFECYCLE: re.compile(r"(?<![a-z])lca(?![a-z])|life.?cycle", re.IGNORECASE),
+}
+METHOD_NAMES: Final[Mapping[IntEnum, re.Pattern[str]]] = {
+    Method.AVERAGE: re.compile(r"(?<![a-z])aoer(?![a-z])|average.?(co2|carbon|intensity|emission)", re.IGNORECASE),
+    Method.MARGINAL: re.compile(r"(?<![a-z])moer(?![a-z])|marginal", re.IGNORECASE),
 }
 ESTIMATED_NAME: Final = re.compile(r"estimated", re.IGNORECASE)
 UTC_WORDS: Final = frozenset(("utc", "gmt", "z"))
@@ -43,7 +48,7 @@ class TraceColumns:
 
 
 def choose_columns(
-    where: str, names: Sequence[str], options: TraceReading, factors: Factors, comment_unit: str
+    where: str, names: Sequence[str], options: TraceReading, factors: Factors, method: Method, comment_unit: str
 ) -> TraceColumns:
     """Choose the columns of a trace. `comment_unit`: of a comment `# unit: ...` at its head.
 
@@ -51,7 +56,9 @@ def choose_columns(
         errors.TraceError: none or several could be meant, the unit is not known, or a setting contradicts the header.
     """
     time = _column(where, names, options.time_column, "trace.time_column", _time_names(names))
-    value = _column(where, names, options.value_column, "trace.value_column", _value_names(names, factors))
+    value = _column(where, names, options.value_column, "trace.value_column", _value_names(names, factors, method))
+    _check_series(where, names[value], "factors", factors, FACTOR_NAMES)
+    _check_series(where, names[value], "method", method, METHOD_NAMES)
     _check_zone(where, names[time], options.timezone)
     marks = [name for name in names if ESTIMATED_NAME.search(name)]
     estimated = -1
@@ -114,10 +121,24 @@ def _time_names(names: Sequence[str]) -> list[str]:
     return sorted(found, key=rank)[:1]
 
 
-def _value_names(names: Sequence[str], factors: Factors) -> list[str]:
+def _check_series(
+    where: str, name: str, setting: str, wanted: IntEnum, patterns: Mapping[IntEnum, re.Pattern[str]]
+) -> None:
+    said = [kind for kind, pattern in patterns.items() if pattern.search(name)]
+    if said and wanted and wanted not in said:
+        kind = said[0].name.lower()
+        raise errors.TraceError(
+            f"{where}: column {name!r} is {kind} by its name", field=setting, value=wanted.name.lower(),
+            remedy=f"set {setting} to {kind}, or trace.value_column to another column",
+        )  # fmt: skip
+
+
+def _value_names(names: Sequence[str], factors: Factors, method: Method) -> list[str]:
     found = [name for name in names if VALUE_NAME.search(name)] or [name for name in names if intensity_unit(name)]
-    preferred = [name for name in found if factors in FACTOR_NAMES and FACTOR_NAMES[factors].search(name)]
-    return preferred if len(found) > 1 and len(preferred) == 1 else found
+    for pattern in (FACTOR_NAMES.get(factors), METHOD_NAMES.get(method)):
+        preferred = [name for name in found if pattern is not None and pattern.search(name)]
+        found = preferred if len(preferred) == 1 else found
+    return found
 
 
 def _column(where: str, names: Sequence[str], wanted: str, setting: str, found: Sequence[str]) -> int:

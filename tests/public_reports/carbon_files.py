@@ -10,8 +10,8 @@ def row(source: str, header: str, rows: tuple[str, ...], expected: object, **opt
     return Report(KIND, source, (header + "\n" + "".join(f"{one}\n" for one in rows), options), expected)
 
 
-def hourly(source: str, column: str, values: tuple[float, ...], expected: object, **options: object) -> Report:
-    rows = tuple(f"{at},{value:g}" for at, value in zip(HOURS, values, strict=False))
+def hourly(source: str, column: str, values: tuple[object, ...], expected: object, **options: object) -> Report:
+    rows = tuple(f"{at},{value}" for at, value in zip(HOURS, values, strict=False))
     return row(source, f"datetime_utc,{column}", rows, expected, **options)
 
 
@@ -59,7 +59,9 @@ READ = (
         "timestamp,MOER,MOER version,frequency",
         ("2022-01-01T00:00:00+00:00,1000,3.0,300", "2022-01-01T00:05:00+00:00,870,3.0,300"),
         read(453.59237, 394.6253619, step_s=300.0),
+        method="marginal",
     ),
+    hourly("AOER beside MOER", "MOER,AOER", ("1,1000", "1,870"), read(453.59237, 394.6253619)),
     row("Electricity Maps: an estimate stays one", MAPS, MAPS_ROWS, read(273.7, 290.6, estimates=(1,))),
     row("Electricity Maps since 2024", MAPS_2024, MAPS_ROWS_2024, read(273.7, 290.6, estimates=(1,))),
     row(
@@ -218,5 +220,10 @@ REFUSED = (
     ),
     row("WattTime v3 without its unit", "point_time,value", (f"{HOURS[0]},870",), r"set trace.value_column"),
     row("estimates that nothing stands for", MAPS, MAPS_ROWS, r"line 3: an estimate.*gaps", estimates=False),
+    hourly("direct only", "intensity gCO₂eq/kWh (direct)", (40, 25), r"factors = 'lifecycle'.*is direct by its name"),
+    hourly("LCA only", "intensity g/kWh (LCA)", (40, 25), r"factors = 'direct'.*is lifecycle", factors="direct"),
+    hourly("MOER of an average", "MOER", (1000, 870), r"method = 'average': .*'MOER' is marginal by its name"),
+    hourly("marginal", "marginal_carbon_intensity_g_per_kwh", (40, 25), r"method = 'average': .*is marginal"),
+    hourly("AOER of a margin", "AOER", (1000, 870), r"method = 'marginal': .*is average", method="marginal"),
     hourly("negative averages", "intensity_g_per_kwh", (-1, 2), r"line 2: negative.*marginal"),
 )
