@@ -1,6 +1,7 @@
 """Columns of a trace of carbon intensity, and its unit: by the header, or by settings that do not contradict it."""
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,6 +14,15 @@ from trefoil.core.units import INTENSITY_UNITS, g_per_kwh_per, intensity_unit
 from trefoil.runtime.given.table import named_column, words_of
 
 VALUE_NAME: Final = re.compile(r"carbon.?intensity|^intensity|^[am]oer$", re.IGNORECASE)
+CARBON_NAME: Final = re.compile(r"co2|carbon(?!.?monoxide)|ghg", re.IGNORECASE)
+GAS_NAME: Final = re.compile(
+    r"(?<![a-z])(no[x2]?|so[x2]|n2o|ch4|co|pm\d*|hg|nh3|vocs?)(?![a-z\d])"
+    r"|carbon.?monoxide|nitr|sul(ph|f)|methane|mercury|particulate",
+    re.IGNORECASE,
+)
+"""Other gases, whose rates have the units of an intensity of carbon."""
+AMOUNT_NAME: Final = re.compile(r"generation|production|demand|consumption", re.IGNORECASE)
+RATE_NAME: Final = re.compile(r"intensity|emission|factor|rate|based|mix", re.IGNORECASE)
 TIME_NAMES: Final = (re.compile(r"date", re.IGNORECASE), re.compile(r"time|hour", re.IGNORECASE))
 FACTOR_NAMES: Final[Mapping[IntEnum, re.Pattern[str]]] = {
     Factors.DIRECT: re.compile(r"(?<![a-z])direct", re.IGNORECASE),
@@ -133,7 +143,14 @@ def _check_series(
         )  # fmt: skip
 
 
+def _is_of_carbon(name: str) -> bool:
+    if CARBON_NAME.search(name):
+        return True
+    return not GAS_NAME.search(name) and (not AMOUNT_NAME.search(name) or RATE_NAME.search(name) is not None)
+
+
 def _value_names(names: Sequence[str], factors: Factors, method: Method) -> list[str]:
+    names = [name for name in names if _is_of_carbon(unicodedata.normalize("NFKC", name))]
     found = [name for name in names if VALUE_NAME.search(name)] or [name for name in names if intensity_unit(name)]
     for pattern in (FACTOR_NAMES.get(factors), METHOD_NAMES.get(method)):
         preferred = [name for name in found if pattern is not None and pattern.search(name)]

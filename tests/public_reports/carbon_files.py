@@ -45,6 +45,16 @@ READ = (
     hourly("tonnes per megawatt hour", "tCO2/MWh", (0.4, 0.25), read(400.0, 250.0)),
     hourly("grams with subscript", "Carbon intensity gCO₂eq/kWh (Life cycle)", (40, 25), read(40.0, 25.0)),
     hourly("grams to the power of -1", "intensity g kWh-1", (40, 25), read(40.0, 25.0)),
+    hourly("megagrams per megawatt hour", "Carbon intensity (Mg/MWh)", (0.4, 0.25), read(400.0, 250.0)),
+    hourly("milligrams per kilowatt hour", "carbon_intensity_mg_per_kwh", (400, 250), read(0.4, 0.25)),
+    hourly(
+        "CO2 beside other gases",
+        "NOx lb/MWh,CO₂ lb/MWh,CH4 lb/MWh",
+        ("1,1000,2", "1,870,2"),
+        read(453.59237, 394.6253619),
+    ),
+    hourly("CO2 of generation", "CO2 per net generation (kg/MWh)", (400, 250), read(400.0, 250.0)),
+    hourly("intensity of generation", "generation_intensity_g_per_kwh", (400, 250), read(400.0, 250.0)),
     hourly("grams per megajoule", "intensity_g_per_mj", (100, 50), read(360.0, 180.0)),
     hourly("unit by setting", "carbon_intensity", (0.4, 0.25), read(400.0, 250.0), unit="kg/kWh"),
     hourly("unit by setting as by header", "intensity_kg_per_mwh", (40, 25), read(40.0, 25.0), unit="g/kWh"),
@@ -140,6 +150,23 @@ READ = (
 )
 REFUSED = (
     hourly("no unit", "carbon_intensity", (400, 250), r"unit of column 'carbon_intensity' is not known.*unit"),
+    *(
+        hourly("micrograms", f"carbon_intensity {unit}/kWh", (400, 250), r"unit of column .* is not known")
+        for unit in ("\u00b5g", "\u03bcg", "µgCO2eq", "MG")
+    ),
+    *(
+        hourly("no carbon", column, (1, 2), r"no column has a name that tells.*set trace.value_column")
+        for column in (
+            "NOx lb/MWh",
+            "SO2 g/kWh",
+            "CH4 lb/MWh",
+            "n2o_lb_per_mwh",
+            "generation t/MWh",
+            "intensity NOₓ (g/kWh)",
+            "CO lb/MWh",
+            "carbon monoxide g/kWh",
+        )
+    ),
     hourly("a ton of which kind", "intensity_tons_per_mwh", (0.4, 0.25), r"unit of column .* is not known"),
     hourly(
         "header against setting",

@@ -79,3 +79,9 @@ def test_a_file_that_cannot_be_told_is_refused_by_all_three(report, tmp_path):
         assert refused.exit_code == 2
         assert "--unit: " in refused.stderr
         assert "mine.csv" in refused.stderr
+
+
+def test_a_backtest_names_the_flag_that_contradicts_the_header(tmp_path):
+    path = tmp_path / "direct.csv"
+    path.write_text("datetime_utc,intensity_g_per_kwh (direct)\n2022-01-01,1\n2022-01-02,2\n", encoding="utf-8")
+    assert "--factors = 'lifecycle': " in backtest(path, {}, {}).stderr

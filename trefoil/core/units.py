@@ -61,17 +61,20 @@ _MASS_G: Final = {
 _ENERGY_KWH: Final = {"wh": 1e-3, "kwh": 1.0, "mwh": 1e3, "gwh": 1e6, "twh": 1e9, "mj": 1 / 3.6, "gj": 1e3 / 3.6}
 _WRITTEN: Final = {"wh": "Wh", "kwh": "kWh", "mwh": "MWh", "gwh": "GWh", "twh": "TWh", "mj": "MJ", "gj": "GJ"}
 _INTENSITY: Final = re.compile(
-    rf"(?<![a-z])({'|'.join(sorted(_MASS_G, key=len, reverse=True))})"
+    rf"(?<![^\W\d_])({'|'.join(sorted(_MASS_G, key=len, reverse=True))})"
     r"(?:[\s_.-]*(?:of[\s_]*)?(?:co2|carbon|ghg))?(?:[\s_.-]*(?:equivalent|equiv|eq|e))?"
-    rf"(?:\s*/\s*|[\s_.-]*per[\s_.-]*|[\s_.-]+)({'|'.join(_ENERGY_KWH)})(?![a-z])"
+    rf"(?:\s*/\s*|[\s_.-]*per[\s_.-]*|[\s_.-]+)({'|'.join(_ENERGY_KWH)})(?![^\W\d_])",
+    re.IGNORECASE,
 )
+_MASS_OF_CASE: Final = {"Mg": "t", "MG": ""}  # a megagram is a tonne; MG can be that or a milligram
 INTENSITY_UNITS: Final = ("g/kWh", "kg/kWh", "g/MWh", "kg/MWh", "t/MWh", "t/GWh", "lb/MWh", "lb/kWh", "g/MJ")
 
 
 def intensity_unit(text: str) -> str:
     """Unit of carbon intensity in a text, as mass/energy (`lbs_co2_per_mwh`: lbs/MWh); empty: none."""
-    found = _INTENSITY.search(unicodedata.normalize("NFKC", text).lower())
-    return f"{found[1]}/{_WRITTEN[found[2]]}" if found else ""
+    found = _INTENSITY.search(unicodedata.normalize("NFKC", text))
+    mass = _MASS_OF_CASE.get(found[1], found[1].lower()) if found else ""
+    return f"{mass}/{_WRITTEN[found[2].lower()]}" if found and mass else ""
 
 
 def g_per_kwh_per(unit: str) -> float:

@@ -27,6 +27,8 @@ READING: Final = ("unit", "time_column", "time_unit", "timezone", "estimates", "
 # What `backtest` sets by a flag: the field that errors name, its flag, and another remedy where theirs has no flag.
 FLAGS: Final[Mapping[str, tuple[str, str]]] = {
     "trace.value_column": ("--column", ""),
+    "factors": ("--factors", "give the other ones, or another --column"),
+    "method": ("--method", "give the other one, or another --column"),
     **{f"{table}{name}": (f"--{name.replace('_', '-')}", "") for name in READING for table in ("", "trace.")},
     "step_s": ("--step-min", "use 15, 30, 60 or what else divides a day, and is a multiple of the trace's step"),
     "horizon_s": ("--horizon-h", "give at least one step of --step-min, at most 336"),
@@ -75,7 +77,14 @@ def backtest(
     _check_name("method", method, methods)
     for name in names:
         _check_name("model", name, MODELS)
-    flags = {"--column": column, "--step-min": step_min, "--horizon-h": horizon_h, "--test-share": test_share}
+    flags = {
+        "--column": column,
+        "--step-min": step_min,
+        "--horizon-h": horizon_h,
+        "--test-share": test_share,
+        "--factors": factors,
+        "--method": method,
+    }
     read_by = (unit, time_column, time_unit, timezone, estimates, estimated_column, gaps, gap_max_h)
     reading = dict(zip(READING, read_by, strict=True))
     with naming_flags(flags | {_flag(name): value for name, value in reading.items()}):
