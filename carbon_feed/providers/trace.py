@@ -173,7 +173,7 @@ class _Series:
     ) -> None:
         self._path, self._names, self._columns, self._options = path, names, columns, options
         self._low = -INTENSITY_MAX_G_PER_KWH if method is Method.MARGINAL else 0.0
-        self._unit, self._zone = "", zone_of(options.timezone or "UTC")
+        self._unit, self._zone = "", columns.zone or zone_of(options.timezone or "UTC")
         self.times: list[float] = []
         self.values: list[float] = []
         self.estimated_s: list[float] = []
@@ -201,7 +201,7 @@ class _Series:
             _check_step(where, self._names[columns.time], cells[columns.time], self.times, at_s, options)
             self.times.append(at_s)
             self.values.append(self._value(where, cells[columns.value]))
-            self.starts = self.starts or cells[columns.time]
+            self.starts = self.starts or " ".join(filter(None, (cells[columns.time], str(columns.zone or ""))))
             if estimated:
                 self.estimated_s.append(at_s)
         if len(self.times) < 2:

@@ -118,6 +118,25 @@ READ = (
         read(1.0, 2.0),
     ),
     row(
+        "start before end",
+        "End time (UTC),Start time (UTC),intensity_g_per_kwh",
+        ("2022-01-01 03:00,1640995200,1", "2022-01-01 02:00,1640998800,2"),
+        read(1.0, 2.0),
+    ),
+    *(
+        row(name, f"{other},{at},intensity_g_per_kwh", (f"7,{HOURS[0]},1", f"7,{HOURS[1]},2"), read(1.0, 2.0))
+        for name, other, at in (
+            ("an hour of the day", "hour_of_day", "timestamp"),
+            ("a date of change", "updated_date", "datetime"),
+            ("a date of change in UTC", "createdDateTimeUTC", "time"),
+            ("an end", "End Date", "Start Date"),
+            ("an end in one word", "endtime", "starttime"),
+            ("a zone", "timezone", "hour"),
+            ("a rate by the hour", "hourly_load", "hour"),
+            ("UTC as part of a word", "time", "UTCtime"),
+        )
+    ),
+    row(
         "local by setting",
         "local_time,intensity_g_per_kwh",
         ("2022-03-13 01:00,1", "2022-03-13 03:00,2"),
@@ -208,6 +227,43 @@ REFUSED = (
         "time (EST),intensity_g_per_kwh",
         ("2022-01-01 01:00,1", "2022-01-01 02:00,2"),
         r"local times of an unknown zone",
+    ),
+    *(
+        row(
+            f"times of a zone in words: {name}",
+            f"{name},intensity_g_per_kwh",
+            ("2022-01-01 01:00,1", "2022-01-01 02:00,2"),
+            r"trace.timezone: .*local times of an unknown zone",
+        )
+        for name in (
+            "localtime",
+            "Time (PT)",
+            "Time (Pacific)",
+            "Hour Ending ET",
+            "Time (Europe/Berlin)",
+            "time (SGT)",
+            "time_msk",
+            "Time (Etc/GMT+8)",
+            "Time (US/Eastern)",
+            "Datetime (CPT)",
+            "TimeLocal",
+        )
+    ),
+    row(
+        "an offset against setting",
+        "time (UTC+1),intensity_g_per_kwh",
+        ("2022-01-01 01:00,1", "2022-01-01 02:00,2"),
+        r"is in UTC.01:00 by its name",
+        timezone="Europe/Berlin",
+    ),
+    *(
+        row(
+            f"several times: {names}",
+            f"{names},intensity_g_per_kwh",
+            (f"{HOURS[0]},{HOURS[0]},1",),
+            r"trace.time_column = .*several columns could be meant",
+        )
+        for names in ("valid_time,issue_time", "date_from,date_valid", "time_utc,start_time_utc")
     ),
     row(
         "UTC against setting",

@@ -4,9 +4,11 @@ import pytest
 
 from carbon_feed.data import make_duck_curve
 from carbon_feed.providers.trace import load_trace, make_trace
+from carbon_feed.providers.trace_columns import choose_columns
 from carbon_feed.settings import DEFAULT_TRACE, CarbonFeedSettings, TraceSettings
-from trefoil.core.carbon import Factors, Quality
+from trefoil.core.carbon import Factors, Method, Quality
 from trefoil.core.errors import TraceError, Unavailable
+from trefoil.runtime.given.table import date_of, zone_of
 
 HOURLY = "time,carbon_intensity_g_per_kwh\n" + "".join(f"2026-01-01T{h:02}:00Z,{100 + h}\n" for h in range(24))
 CLOVER = (
@@ -178,3 +180,24 @@ async def test_zero_starts_now_and_a_later_start_holds(tmp_path):
 def test_a_lead_in_longer_than_the_file_is_named(tmp_path):
     with pytest.raises(TraceError, match=r"trace\.step_s, trace\.lead_in_h = \(3600\.0, 24\.0\)"):
         provider(path=write(tmp_path, HOURLY), lead_in_h=24.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("time (UTC+1)", "2021-12-31T23:00Z"),
+        ("Datetime (GMT-8)", "2022-01-01T08:00Z"),
+        ("Local time (UTC +05:30)", "2021-12-31T18:30Z"),
+        ("datetime [utc\u2212 03]", "2022-01-01T03:00Z"),
+        ("time (-05:00)", "2022-01-01T05:00Z"),
+        ("UTCtime", "2022-01-01T00:00Z"),
+        ("time (UTC+00:00)", "2022-01-01T00:00Z"),
+        ("Datetime (Etc/UTC)", "2022-01-01T00:00Z"),
+    ],
+)
+def test_an_offset_in_the_name_of_the_times_counts(name, first, tmp_path):
+    path = write(tmp_path, f"g/kWh,{name}\n1,2022-01-01 00:00\n2,2022-01-01 01:00\n")
+    columns = choose_columns("", ["g/kWh", name], TraceSettings(), Factors.DIRECT, Method.AVERAGE, "")
+    assert date_of("2022-01-01 00:00", columns.zone or zone_of("UTC")) == date_of(first)
+    starts = load_trace(path).starts
+    assert starts.removeprefix("2022-01-01 00:00") == (f" {columns.zone}" if columns.zone else "")
