@@ -105,7 +105,7 @@ class ElectricityMapsProvider(WebProvider):
     ) -> list[Observation]:
         parsed = await self._ask(call, now_s, more)
         rows = list_of_objects(parsed, ROWS, self.name)
-        rows, left_out = self._with_value(rows, lambda row: row.get("carbonIntensity"))
+        rows, left_out = self._with_value(rows, lambda row: row.get("carbonIntensity"), ("datetime",))
         beside = tuple(parse_number(row["carbonIntensity"], "electricity_maps carbonIntensity") for row in rows)
         made = (self._observation(row, parsed, beside, now_s, quality) for row in rows)
         points = [replace(point, left_out=left_out) for point in made]

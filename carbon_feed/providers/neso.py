@@ -69,7 +69,7 @@ class NesoProvider(WebProvider):
             path = f"/intensity/{begin}/{reach}"
         parsed = await self._web.get(path, now_s=now_s)
         rows, echoed = self._rows(parsed)
-        rows, left_out = self._with_value(rows, _said)
+        rows, left_out = self._with_value(rows, _said, ("from", "to"))
         said = [self._value(row) for row in rows]
         beside = tuple(value for value, _ in said)
         return [

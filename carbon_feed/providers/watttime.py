@@ -120,7 +120,7 @@ class WattTimeProvider(WebProvider):
                 Cause.WRONG_SERIES,
                 f"watttime answered {str(meta.get('signal_type'))[:40]!r}, asked for {self._signal!r}",
             )
-        rows, left_out = self._with_value(rows, lambda row: row.get("value"))
+        rows, left_out = self._with_value(rows, lambda row: row.get("value"), ("point_time",))
         values = [g_per_kwh_of_lbs_per_mwh(parse_number(row.get("value"), "watttime value")) for row in rows]
         beside = tuple(values)
         made = (

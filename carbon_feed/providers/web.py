@@ -259,22 +259,24 @@ class WebProvider:
     def __init__(self, web: HttpClient) -> None:
         self._web, self._cache = web, AnswerCache()
         self.left_out = 0
-        """Rows without a value, of all answers."""
+        """Rows without a value or a time, of all answers."""
 
-    def _with_value(self, rows: Sequence[Row], value_of: Callable[[Row], object]) -> tuple[list[Row], int]:
-        """Rows that have a number, and how many have none: those are left out and counted.
+    def _with_value(
+        self, rows: Sequence[Row], value_of: Callable[[Row], object], times: tuple[str, ...]
+    ) -> tuple[list[Row], int]:
+        """Rows that have a number and these times, and how many have not: those are left out and counted.
 
-        Where no row has one they are returned as they are, for the provider to refuse.
+        Where no row has a number, they are returned unchanged, for the provider to refuse.
 
         Raises:
             ProviderFailure: all of them are null.
         """
-        values = [value_of(row) for row in rows]
+        values = [_said(row, value_of, times) for row in rows]
         found = [row for row, value in zip(rows, values, strict=True) if _is_number(value)]
         left_out = len(rows) - len(found)
         self.left_out += left_out
         if all(value is None for value in values):
-            raise ProviderFailure(Cause.NULL, f"all {left_out} rows are null")
+            raise ProviderFailure(Cause.NULL, f"all {left_out} rows are null, or have no time")
         return (found, left_out) if found else (list(rows), 0)
 
     def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
@@ -371,12 +373,26 @@ def parse_number(value: object, what: str) -> float:
         raise ProviderFailure(Cause.TOO_HIGH, f"{what} has hundreds of digits") from error
 
 
+def _said(row: Row, value_of: Callable[[Row], object], times: tuple[str, ...]) -> object:
+    """Value of a row; None or a text where one of its times is absent or none."""
+    wrong = [row.get(key) for key in times if not _is_time(row.get(key))]
+    return value_of(row) if not wrong else None if wrong[0] in (None, "") else "no time"
+
+
+def _is_time(value: object) -> bool:
+    try:
+        parse_utc(value, "")
+    except ProviderFailure:
+        return False
+    return True
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def list_of_objects(parsed: object, keys: tuple[str, ...], what: str) -> list[dict[str, Any]]:
-    """List of objects under the first of these keys that holds one.
+    """List of objects under the first of these keys that holds one; of a row that is null an empty one.
 
     Raises:
         ProviderFailure: there is none, or it is empty.
@@ -387,8 +403,8 @@ def list_of_objects(parsed: object, keys: tuple[str, ...], what: str) -> list[di
             if isinstance(rows, list):
                 if not rows:
                     raise ProviderFailure(Cause.EMPTY, f"{what} answered 200 with no rows")
-                if all(isinstance(row, dict) for row in rows):
-                    return rows
+                if all(row is None or isinstance(row, dict) for row in rows):
+                    return [row or {} for row in rows]
     raise ProviderFailure(Cause.WRONG_SHAPE, f"{what} answered without a list {' or '.join(keys)}")
 
 

@@ -89,6 +89,29 @@ async def test_a_row_without_a_value_costs_that_row(report, server):
     assert provider.left_out == nulls
 
 
+TIMES = {"neso": ("from", "to"), "electricity_maps": ("datetime",), "watttime": ("point_time",)}
+
+
+@pytest.mark.parametrize(("name", "time"), [(name, time) for name, times in TIMES.items() for time in times])
+@pytest.mark.parametrize("broken", ["row", "null", "absent", "", "n/a", 0, 5])
+async def test_a_null_row_or_one_without_a_time_costs_that_row(name, time, broken, server):
+    now_s, path, _, _ = ANSWERS[name]
+    answer = copy.deepcopy(ANSWERS[name][2])
+    rows = next(one for one in answer.values() if isinstance(one, list))
+    if broken == "row":
+        rows[3] = None
+    elif broken == "absent":
+        del rows[3][time]
+    else:
+        rows[3][time] = None if broken == "null" else broken
+    server.reply(path, Reply(answer))
+    wanted = settings(name, server)
+    provider = PROVIDERS[name](wanted, now_s)
+    assert await used(name, "forecast", provider, wanted.series, now_s) == len(rows) - 1
+    assert provider.left_out == 1
+    await provider.close()
+
+
 async def test_later_pieces_of_the_past_are_read_behind_an_empty_one(server):
     now_s = NESO_DOC_S
     whole, empty = neso(count=96, start_s=now_s - 8 * DAY_S, actual=250), with_rows("neso", range(97), None)
