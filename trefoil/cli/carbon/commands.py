@@ -77,17 +77,10 @@ def backtest(
     _check_name("method", method, methods)
     for name in names:
         _check_name("model", name, MODELS)
-    flags = {
-        "--column": column,
-        "--step-min": step_min,
-        "--horizon-h": horizon_h,
-        "--test-share": test_share,
-        "--factors": factors,
-        "--method": method,
-    }
+    flags = {"--column": column, "--step-min": step_min, "--horizon-h": horizon_h, "--test-share": test_share}
     read_by = (unit, time_column, time_unit, timezone, estimates, estimated_column, gaps, gap_max_h)
     reading = dict(zip(READING, read_by, strict=True))
-    with naming_flags(flags | {_flag(name): value for name, value in reading.items()}):
+    with naming_flags(flags | {_flag(k): v for k, v in {**reading, "factors": factors, "method": method}.items()}):
         settings = _trace_settings({"path": trace, "value_column": column, **reading})
         read = load_trace(trace, settings, known[factors], methods[method])
         values, step_s = trace_means(read, step_min * 60.0), step_min * 60.0
