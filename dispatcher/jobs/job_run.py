@@ -537,7 +537,7 @@ def taken_by(family: str, contract: Contract) -> Taken:
     for tensor in contract.metadata.inputs:
         inputs[tensor.name] = (str(tensor.datatype), tuple(int(size) for size in tensor.shape))
     optional = frozenset(str(each.name) for each in config.input if each.optional)
-    return Taken(family, inputs, optional, contract.batches, max(1, int(config.max_batch_size)))
+    return Taken(family, inputs, optional, contract.batches, contract.items_max)
 
 
 def unfit(job: Job, contract: Contract, models: Sequence[str]) -> TrefoilError | None:

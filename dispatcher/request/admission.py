@@ -41,8 +41,8 @@ FEW, SMALL_SIZE = 4, 2**14
 """So few dimensions of so small a size are never more elements than that."""
 DEADLINE_MAX_S: Final = 30 * 86_400.0
 """Upper bound of a deadline [s]: gRPC's clock has an end, beyond which a deadline has passed."""
-ITEMS_MAX: Final = 2**20
-"""What one request counts for at most in loads and receipts."""
+ITEMS_MAX: Final = 64
+"""What one request counts for at most in loads and receipts until its family's contract is known."""
 ROUNDING_S: Final = 0.005
 ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 
@@ -163,7 +163,7 @@ class Admission:
             payload = (*payload, kserve_wire.CLEAR_VERSION)
         sequence_id, sequence_start, sequence_end = sequence
         deadline_s, binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
-        items = min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(chain[0]) else 1
+        items = min(first_size, self._items_max(chain[0])) if first_size > 1 else 1
         tenant = caller.tenant or (PROBE_TENANT if message.id == PROBE_ID else "")
         rung, asked = self._within_budget(caller, tenant, family, asked)
         ticket = Ticket(
@@ -250,10 +250,10 @@ class Admission:
             raise unknown_model(family) if table.routes else Unavailable(self._local.not_ready())
         return chain, self._routing.queues[chain[0]]
 
-    def _batches(self, family: str) -> bool:
-        """Whether the first dimension counts items; taken as true until the contract is known."""
+    def _items_max(self, family: str) -> int:
+        """Most items that the first dimension may count: slices refuse larger batches, which then cost nothing."""
         contract = self._contracts.known(family)
-        return contract is None or contract.batches
+        return ITEMS_MAX if contract is None else contract.items_max
 
 
 _NO_SEQUENCE = ("", False, False)

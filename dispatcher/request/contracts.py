@@ -39,6 +39,11 @@ class Contract:
     """Whether the first dimension counts items."""
 
     @property
+    def items_max(self) -> int:
+        """Most items that one request may have: 1 without a batch dimension."""
+        return max(1, int(self.config.config.max_batch_size))
+
+    @property
     def decoupled(self) -> bool:
         """Whether the model is decoupled: any number of answers, which only a stream can bring."""
         return bool(self.config.config.model_transaction_policy.decoupled)

@@ -258,14 +258,16 @@ class Inference:
 
     def _record_unanswered(self, request: Request, code: str, service_ms: float) -> None:
         """Account for what a slice executed of a request without an answer. Triton continues an abandoned request to
-        its end, so it counts whole. A failed one counts by its time, as a share of that of like requests. Tokens count
-        as they come; the prompt of a stream without tokens counts as one."""
+        its end, so it counts whole. A failed one counts by its time, as a share of that of like requests: of this slice
+        and variant, else of its family. Tokens count as they come; the prompt of a stream without tokens counts as
+        one."""
         ticket, pick = request.ticket, request.pick
         assert pick is not None
         share = 1.0
         if code not in LEFT:
-            usual_ms = 1e3 * self._evidence.times.usual_s(pick.slice, pick.variant, ticket.items)
-            share = min(1.0, service_ms / usual_ms) if usual_ms else 1.0
+            usual_s = self._evidence.times.usual_s(pick.slice, pick.variant, ticket.items)
+            usual_s = usual_s or self._costs.expected_s(ticket.family, ticket.items)
+            share = min(1.0, service_ms / (1e3 * usual_s))
         done = share, share * ticket.items, 0.0 if request.tokens_out else share
         self._load.unanswered(request.family, pick.variant, pick.slice, ticket.slo_class, done, ticket.tenant)
 

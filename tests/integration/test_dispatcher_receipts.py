@@ -145,12 +145,23 @@ async def unanswered(system, failed: int, executed: int) -> tuple[int, float, fl
 
 
 @pytest.mark.parametrize(
-    ("error", "executed"),
-    [((grpc.StatusCode.INTERNAL, "the model failed"), 1), (QUEUE_FULL, 0)],
+    ("error", "executed", "usual_s", "least"),
+    [
+        ((grpc.StatusCode.INTERNAL, "the model failed"), 1, 1e-6, 1.0),
+        ((grpc.StatusCode.INVALID_ARGUMENT, "batch-size must be <= 8"), 1, 3600.0, 0.0),
+        (QUEUE_FULL, 0, 1e-6, 0.0),
+    ],
 )
-async def test_what_fails_on_its_slice_is_booked_and_what_the_slice_did_not_begin_is_not(system, error, executed):
+async def test_what_fails_on_its_slice_is_booked_by_its_time_and_what_the_slice_did_not_begin_is_not(
+    system, error, executed, usual_s, least
+):
+    """Of a slice that has not answered; like requests take `usual_s` elsewhere."""
     await system.rates(RATE)
+    system.local.costs.record("digits", 1, usual_s)
     system.slice.error = error
     with pytest.raises(InferenceServerException):
         await ask(system)
-    assert await unanswered(system, 1, executed) == (executed, executed, executed * RATE.energy_j(1), 1)
+    count, items, joules, failed = await unanswered(system, 1, executed)
+    assert (count, failed) == (executed, 1)
+    assert least <= items <= max(least, 0.1)
+    assert joules == pytest.approx(items * RATE.energy_j(1))

@@ -86,7 +86,7 @@ def check_embeds(contract: Contract, model: str) -> None:
 def _at_once(contract: Contract) -> int:
     """Most texts of one request to the family."""
     if contract.batches:
-        return max(1, int(contract.config.config.max_batch_size))
+        return contract.items_max
     [tensor] = [tensor for tensor in contract.metadata.inputs if tensor.name == PROMPT]
     return OPEN_BATCH if -1 in tensor.shape else 1
 

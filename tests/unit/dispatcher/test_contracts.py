@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.admission import ITEMS_MAX, Admission, Caller, StatusError
 from dispatcher.request.contracts import Contracts, published
 from dispatcher.request.inference import Inference
 from dispatcher.service.local_worker import LocalWorker
@@ -79,6 +79,22 @@ async def test_the_largest_batch_is_the_least_of_all_variants_that_serve(local):
     serve(local, {2: "digits-xs"})
     await contracts.learn("digits")
     assert batch_max(contracts) == 32
+
+
+@pytest.mark.parametrize(("batch", "items"), [(None, ITEMS_MAX), (8, 8), (100, 100), (0, 1)])
+async def test_a_request_counts_no_more_items_than_its_family_takes_at_once(local, batch, items):
+    """A slice refuses a larger batch at once: books, costs and shares must not follow the client's number."""
+    contracts = Contracts(local)
+    slices = Slices(contracts)
+    serve(local, {0: "digits-l"})
+    if batch is not None:
+        slices.batches = {key(0): batch}
+        await contracts.learn("digits")
+    request = pb.ModelInferRequest(model_name="digits")
+    request.inputs.add(name="IMAGE", datatype="UINT8", shape=[2**20, 0])
+    ticket = Admission(local, contracts).admit(request.SerializeToString(), Caller(), 100.0).ticket
+    assert ticket.items == items
+    assert ticket.cost_s == local.costs.expected_s("digits", items)
 
 
 async def test_a_family_that_comes_back_with_another_contract_is_asked_again(local):
