@@ -64,13 +64,14 @@ class BudgetRungs:
         return BudgetUse(budget, costs, rung_of(used_of(budget, costs), before), free_at_s(now_s, zone))
 
     async def publish(self, budgets: Mapping[BudgetKey, Budget]) -> None:
-        """Decide and publish the rungs if it is time to, or if a budget has changed.
+        """Decide and publish the rungs if it is time to, or if a budget has changed. A leader without budgets publishes
+        once that there are none: State repairs the key only where this leader has written it.
 
         Raises:
             errors.Fenced, errors.StateUnavailable: they are not published; dispatchers continue by the last ones.
         """
-        now_s = self._clock.now_s()
-        if now_s - self._looked_s < LOOK_S or not (budgets or self._shown or self._published.rungs):
+        now_s, last, epoch = self._clock.now_s(), self._published, self._leadership.epoch
+        if now_s - self._looked_s < LOOK_S or not (budgets or self._shown or last.rungs or last.epoch != epoch):
             return
         self._looked_s, uses = now_s, self.uses(budgets)
         self._reached = {
@@ -82,7 +83,6 @@ class BudgetRungs:
             for use in uses
             if use.rung
         )
-        last, epoch = self._published, self._leadership.epoch
         if (rungs, epoch) != (last.rungs, last.epoch) or (rungs and now_s - last.observed_at_s >= REPEAT_S):
             told = self._plan_keys.sign_rungs(TenantRungs(rungs, epoch, now_s))
             await self._leadership.write([Put(self._keys.tenant_rungs(), told)])

@@ -23,7 +23,7 @@ from controller.role.leadership import Leadership
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
-from trefoil.core.jobs.planned import Offers, OpenJobs, Portion, Slot
+from trefoil.core.jobs.planned import FlexibleDemand, Offers, OpenJobs, PlannedJobs, Portion, Slot
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -35,6 +35,8 @@ LOOK_S: Final = 1.0
 PERIOD_S: Final = 60.0
 STALE_S: Final = 300.0  # without a plan, after which nothing is kept awake for jobs
 OPEN_TTL_S: Final = 60.0  # of the records: dispatcher/jobs/planned_hours.py
+Looked = tuple[frozenset[str], bool, int]
+"""What a plan is of: names of the open jobs, whether families allow other zones, and the leader's epoch."""
 
 
 class JobsPlanning:
@@ -56,9 +58,10 @@ class JobsPlanning:
         self._others = peers or ZoneOffers((), None, clock)
         self._portions: tuple[Portion, ...] = ()  # of the plan that stands
         self._slots: tuple[float, Sequence[Slot]] = -math.inf, ()  # of this zone, and when they were computed
-        self._planned: frozenset[str] = frozenset()  # names of the open jobs that were looked at last
+        self._looked: Looked = frozenset(), False, 0
+        self._written = self._looked  # what the plan that was written last is of
         self._planned_s, self._made_s, self._slot = -math.inf, -math.inf, -1
-        self._epoch, self._revision = 0, Revision()
+        self._revision = Revision()
 
     async def run(self) -> None:
         """Plan forever."""
@@ -76,7 +79,8 @@ class JobsPlanning:
             await self._clock.sleep(LOOK_S)
 
     async def step(self) -> None:
-        """Plan if jobs have come or ended, or the last plan is PERIOD_S old.
+        """Plan if jobs have come or ended, or the last plan is PERIOD_S old. A leader without jobs writes one plan, an
+        empty one: State repairs the key only where this leader has written it.
 
         Raises:
             StateUnavailable, Fenced: nothing was written.
@@ -90,17 +94,17 @@ class JobsPlanning:
         found = await self._open_jobs()
         names = frozenset(f"{told.folder}/{one.job_id}" for told in found for one in told.jobs)
         now_s, slot = self._clock.monotonic_s(), math.floor(self._clock.now_s() / SLOT_S)
-        same, families = (names, epoch, slot) == (self._planned, self._epoch, self._slot), self._others.families
-        if same and (not (names or families) or now_s - self._planned_s < PERIOD_S):
+        families, first = self._others.families, epoch != self._looked[2]
+        looked, idle = (names, bool(families), epoch), not (names or families)
+        same = looked == self._looked and (idle or slot == self._slot)
+        if same and ((idle and looked == self._written) or now_s - self._planned_s < PERIOD_S):
             return
-        if not (names or families) and self._revision.epoch != epoch:
-            return  # this leader has planned none: there is nothing to take back
-        self._planned, self._epoch, self._slot, self._planned_s = (
-            names,
-            epoch,
-            slot,
-            now_s,
-        )  # a failure is tried again in PERIOD_S
+        self._looked, self._slot, self._planned_s = looked, slot, now_s  # a failure is tried again in PERIOD_S
+        if idle:
+            if not first:  # Redis may have lost open jobs, which workers write again within PERIOD_S
+                made_s = self._clock.now_s() + self._clock.calendar_ahead_s()
+                await self._write(PlannedJobs(self._next_revision(epoch), made_s, made_s), (), ())
+            return
         named = {zone for told in found for one in told.jobs for zone in one.zones}
         offered = await self._offered(named | families.keys())
         of_jobs = {zone: of for zone, of in offered.items() if zone in named}
@@ -116,8 +120,15 @@ class JobsPlanning:
             if self._inputs.set_aside.note(self._state.keys.jobs_open(folder), "value", why, self._clock.now_s()):
                 LOG.warning("an open job is not planned", folder=folder, why=why)
         plan = replace(plan, requests=request_offers(slots[0], offered, families, calendar_s))
+        await self._write(plan, flexible, portions)
+
+    async def _write(
+        self, plan: PlannedJobs, flexible: tuple[FlexibleDemand, ...], portions: tuple[Portion, ...]
+    ) -> None:
+        """Write the plan of the jobs that were looked at last; raises like `step`."""
         await self._leadership.write([Put(self._state.keys.jobs_plan(), self._plan_keys.sign_jobs(plan))])
-        self._revision, self._made_s, self._inputs.flexible = plan.revision, now_s, flexible
+        self._written = self._looked
+        self._revision, self._made_s, self._inputs.flexible = plan.revision, self._planned_s, flexible
         self._portions = portions
         in_time = sum(one.in_time for one in plan.jobs)
         for state, count in (("in_time", in_time), ("in_danger", len(plan.jobs) - in_time)):

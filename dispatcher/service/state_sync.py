@@ -14,7 +14,7 @@ import structlog
 
 from dispatcher.routing.core.membership import AGREE_ACK_S, RESTART_STEP
 from dispatcher.service.core.fallback_rungs import Dependencies, active_rungs
-from dispatcher.service.core.plan_fence import Leader, PlanFence
+from dispatcher.service.core.plan_fence import Leader, PlanFence, check_epoch
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import DispatcherMetrics
 from dispatcher.slice_health.core.ejection import Failure
@@ -283,12 +283,14 @@ class StateSync:
                 return
             self.plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
             self.plan_keys.verify_rungs(told)
+            check_epoch("tenant_rungs in Redis", Revision(told.epoch), await self._state.epoch_of(ROLE))
         except TrefoilError as error:
             if not isinstance(error, StateUnavailable):
                 self._log_trouble_once(error)
             return
         self._rungs_read = told
-        self._local.budgets.set(told, self._sightings.look(key, told.observed_at_s))
+        own_s = self._sightings.look(key, told.observed_at_s)
+        self._local.budgets.set(told, own_s, signed=bool(self.plan_keys))
 
     def verify_jobs(self, plan: PlannedJobs) -> None:
         """Verify that the controller wrote a plan of jobs.

@@ -33,8 +33,8 @@ class Budgets:
     def __init__(self, system: DispatcherSystem) -> None:
         self.system, self.keys = system, PlanKeys("")
 
-    async def set(self, *rungs: TenantRung) -> None:
-        told = self.keys.sign_rungs(TenantRungs(rungs, 1, WallClock().now_s()))
+    async def set(self, *rungs: TenantRung, epoch: int = 1) -> None:
+        told = self.keys.sign_rungs(TenantRungs(rungs, epoch, WallClock().now_s()))
         await self.system.plane.put("controller", self.system.plane.state.keys.tenant_rungs(), told)
 
     async def acme(self, rung: BudgetRung, **more: Any) -> None:
@@ -108,6 +108,14 @@ async def test_rungs_that_the_controller_has_not_signed_refuse_nobody(budgets):
     await until(lambda: "only what is signed is taken here" in system.running.loop.trouble)
     await budgets.ask("acme")
     budgets.keys = PlanKeys(cluster, [KEY])
+    await budgets.acme(BudgetRung.REFUSED)
+
+
+async def test_rungs_of_an_epoch_that_no_controller_led_under_refuse_nobody_and_fence_none(budgets):
+    forged = TenantRung("", "digits", BudgetRung.REFUSED, free_at_s=WallClock().now_s() + 9e3)
+    await budgets.set(forged, epoch=10**6)
+    await until(lambda: "tenant_rungs in Redis = '1000000.0.0'" in budgets.system.running.loop.trouble)
+    await budgets.ask("acme")
     await budgets.acme(BudgetRung.REFUSED)
 
 

@@ -227,8 +227,8 @@ async def test_a_budget_that_the_home_zone_has_there_lowers_no_floor_and_is_not_
     await two.within(60_000.0)
     await two.offer(OFFER)
     free_at_s, far = WallClock().now_s() + 7200.0, two.far.system
-    for epoch, (rung, where) in enumerate(((BudgetRung.JOBS_WAIT, "FAR"), (BudgetRung.LOWER_ACCURACY, "")), 1):
-        told = TenantRungs((TenantRung("home", "", rung, "500 g", 0.4, free_at_s),), epoch, WallClock().now_s())
+    for rung, where in ((BudgetRung.JOBS_WAIT, "FAR"), (BudgetRung.LOWER_ACCURACY, "")):
+        told = TenantRungs((TenantRung("home", "", rung, "500 g", 0.4, free_at_s),), 1, WallClock().now_s())
         await far.plane.put("controller", far.plane.state.keys.tenant_rungs(), PlanKeys("").sign_rungs(told))
         budgets, now = far.local.budgets, WallClock().now_s
         await until(lambda: (found := budgets.find("home", "digits", now())) and found.rung is rung)  # noqa: B023

@@ -52,11 +52,7 @@ class PlanFence:
         """
         if plan.epoch > leader.epoch:
             self.forget()
-            known = f"controllers lead under {leader.epoch}" if leader.epoch else "Redis names no epoch of controllers"
-            raise Fenced(
-                f"no controller leads under its epoch, {known}", field=FIELD, value=str(plan),
-                remedy="none, if a controller leads: it writes its own plan again within seconds; else start one",
-            )  # fmt: skip
+        check_epoch(FIELD, plan, leader.epoch)
         if plan >= obeyed:
             self.forget()
             return False
@@ -69,4 +65,18 @@ class PlanFence:
         raise StaleRevision(
             f"older than {obeyed}, which was obeyed", field=FIELD, value=str(plan),
             remedy="none, if a controller leads: it is obeyed once it has led for some seconds; else start one",
+        )  # fmt: skip
+
+
+def check_epoch(field: str, written: Revision, epoch: int) -> None:
+    """Check that what stands in Redis may be of a controller; `epoch`: the highest that controllers led under.
+
+    Raises:
+        Fenced: its epoch is none that a controller has led under.
+    """
+    if written.epoch > epoch:
+        known = f"controllers lead under {epoch}" if epoch else "Redis names no epoch of controllers"
+        raise Fenced(
+            f"no controller leads under its epoch, {known}", field=field, value=str(written),
+            remedy="none, if a controller leads: it writes its own again within seconds; else start one",
         )  # fmt: skip

@@ -4,6 +4,7 @@ Data: `TenantRungs`, which the controller publishes on each change and every 20 
 Decision: the rung of a tenant and a family: the highest of its budgets, of the tenant, the family, or both.
 Formulation: rungs hold for KEEP_S after they were published, and each to the end of its budget's day: without a
     controller every tenant is served. Of what was published the newest counts, by epoch and time, while it holds.
+    Unsigned, by epoch alone: the time may be forged, and the leader writes its own again within seconds.
 Deviations: none.
 """
 
@@ -29,9 +30,9 @@ class BudgetLadder:
         self.refused: Counter[BudgetKey] = Counter()
         """Requests that were refused, by tenant and family."""
 
-    def set(self, told: TenantRungs, own_s: float) -> None:
-        """Go by these rungs. `own_s`: when they were published, by this clock."""
-        newest = told.epoch, told.observed_at_s
+    def set(self, told: TenantRungs, own_s: float, *, signed: bool = True) -> None:
+        """Go by these rungs. `own_s`: when they were published, by this clock. `signed`: by the controller."""
+        newest = told.epoch, told.observed_at_s if signed else 0.0
         if newest < self._newest and own_s < self._until_s:
             return
         self._newest, self._until_s, self._ahead_s = newest, own_s + KEEP_S, told.observed_at_s - own_s

@@ -211,6 +211,23 @@ async def test_rungs_are_published_when_they_change_and_again_while_they_hold(tm
     assert books.metric("trefoil_budget_rung", "a") is None
 
 
+async def test_a_leader_without_budgets_puts_forged_rungs_right(tmp_path):
+    books = Books(tmp_path)
+    for _ in range(3):
+        await books.asked()
+        await books.rungs.publish({})
+    true = await books.published()
+    assert true is not None
+    assert (true.rungs, true.epoch) == ((), books.authority.epoch)
+    forged = TenantRungs((TenantRung("", FAMILY, BudgetRung.REFUSED),), 10**6, NOW_S)
+    for stray in (codec.encode(forged), b"\xff", None):
+        books.server.spoil(books.state.keys.tenant_rungs(), stray)
+        for _ in range(3):
+            await books.asked()
+            await books.rungs.publish({})
+        assert await books.published() == true, "it is not written without need"
+
+
 async def test_without_redis_nothing_is_taken_for_published(tmp_path):
     books, budgets = Books(tmp_path), {("a", ""): Budget("a", joules_per_day=1.0, number=1)}
     for _ in range(3):

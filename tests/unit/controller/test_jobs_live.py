@@ -19,7 +19,7 @@ from tests.support.virtual.redis import Server
 from tests.unit.controller.test_jobs_slots import served
 from trefoil.core.brains import BudgetState
 from trefoil.core.carbon import CarbonBand, CarbonForecast
-from trefoil.core.common import Lease
+from trefoil.core.common import Lease, Revision
 from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJobs
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
@@ -180,6 +180,29 @@ async def test_an_emptied_redis_and_a_stray_plan_make_nothing_late() -> None:
     world.planning_on = False
     await world.play(16.0)
     assert world.late == []
+
+
+async def test_a_leader_without_jobs_puts_a_forged_plan_right_and_takes_back_no_plan_before_jobs_are_told() -> None:
+    world = await World().begin()
+    key, lease = world.state.keys.jobs_plan(), world.planning._leadership.lease
+    held = PlannedJobs(Revision(lease.epoch, 9), BEGIN_S, BEGIN_S + 24 * HOUR)
+    world.server.spoil(key, codec.encode(held))
+    for _ in range(3):
+        await world.planning.step()
+        assert await world.plan() == held, "Redis may have lost open jobs"
+        world.clock.move(PERIOD_S / 2 - 1.0)
+    await world.clock.advance(PERIOD_S)
+    await world.planning.step()
+    true = await world.plan()
+    assert (true.revision, true.jobs) == (Revision(lease.epoch, 1), ())
+    world.server.spoil(key, codec.encode(dataclasses.replace(held, revision=Revision(10**11, 1))))
+    await world.clock.advance(5.0)
+    await world.state.renew(lease, 1e7)
+    assert await world.plan() == true
+    for _ in range(3):
+        await world.clock.advance(HOUR)
+        await world.planning.step()
+    assert await world.plan() == true, "it is written once"
 
 
 async def test_only_a_plan_that_the_controller_signed_holds_a_job_back() -> None:

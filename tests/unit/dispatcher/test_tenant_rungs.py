@@ -75,6 +75,15 @@ def test_a_false_publication_keeps_true_ones_out_for_no_longer_than_it_is_obeyed
     assert rungs.find("acme", "cats", NOW_S + KEEP_S).rung is BudgetRung.REFUSED
 
 
+def test_an_unsigned_publication_of_a_time_to_come_keeps_no_true_one_out():
+    rungs = BudgetLadder()
+    rungs.set(TenantRungs((replace(ACME, free_at_s=1e11),), 2, NOW_S + 1e9), NOW_S, signed=False)
+    rungs.set(TenantRungs((), 1, NOW_S + 1.0), NOW_S + 1.0, signed=False)
+    assert rungs.find("acme", "digits", NOW_S + 2.0) is not None, "of the leader before"
+    rungs.set(TenantRungs((), 2, NOW_S - 9.0), NOW_S + 3.0, signed=False)
+    assert rungs.find("acme", "digits", NOW_S + 3.0) is None
+
+
 @pytest.mark.parametrize("ahead_s", [0.0, -86_400.0, 7200.0])
 def test_times_are_told_by_the_controllers_clock_and_waited_by_ones_own(ahead_s):
     rung = replace(ACME, free_at_s=ACME.free_at_s + ahead_s)
