@@ -203,13 +203,13 @@ class DecoupledRequest:
         suffix = self._inference.answer_suffix(request, variant) if final else kserve_wire.answer_suffix(variant)
         return kserve_wire.stream_answer(answer.SerializeToString() + suffix)
 
-    def _left_ended(self, request: Request, ended: Callable[[bool], None], answered: bool) -> None:
+    def _left_ended(self, request: Request, ended: Callable[[str], None], code: str) -> None:
         """Its client left, or had enough, before the end of its stream, which has come."""
         if request.enough_s:
             self._end(request)
         elif not self._over:
             self._over = True
-            ended(answered)
+            ended(code)
 
     def _end(self, request: Request) -> None:
         """Book it, once."""

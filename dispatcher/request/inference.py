@@ -354,12 +354,12 @@ class Inference:
             self._record_late(request, pick, usual)
         return None
 
-    def _left_ended(self, request: Request, answered: bool) -> None:
-        """The call of a client that has left has ended."""
+    def _left_ended(self, request: Request, code: str) -> None:
+        """The call of a client that has left has ended; "": it was cut."""
         assert request.pick is not None
-        if answered:
+        if code:
             self._evidence.answer_counts[request.pick.slice, request.ticket.family] += 1
-        self.end(request, "CANCELLED", executed=True)
+        self.end(request, "CANCELLED" if code in ("", "OK") else code, executed=True)  # what was refused costs its time
 
     def _record_late(self, request: Request, pick: Pick, usual: bool) -> None:
         ticket, now_s = request.ticket, self._clock.monotonic_s()

@@ -21,10 +21,11 @@ class ConnectionDied(grpc.aio.AioRpcError):  # type: ignore[misc]
 
 class Leaving(NamedTuple):
     """What becomes of a call whose caller is cancelled before its end, or closes its stream: it continues to its end,
-    for `grace_s` at most, then it is cancelled on its server. `ended(answered)` is called once, when it has ended."""
+    for `grace_s` at most, then it is cancelled on its server. `ended(code)` is called once, when it has ended: with
+    the name of its server's status, "" = it was cut."""
 
     grace_s: float
-    ended: Callable[[bool], None]
+    ended: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

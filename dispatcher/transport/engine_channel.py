@@ -131,7 +131,7 @@ class EngineChannel:
             self._under_way.discard(done)
             done.set_result(None)
             if left is not None:
-                left.ended(False)
+                left.ended("")
 
     async def _embed(self, data: bytes) -> bytes:
         if self._target.task != EMBED:

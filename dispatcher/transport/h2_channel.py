@@ -66,7 +66,7 @@ class _Call:
             self.timer.cancel()
         self.wake()
         if self.leaving is not None:
-            self.leaving.ended(_answers(error))
+            self.leaving.ended(_code(error))
 
     def decoded(self, message: framing.Message) -> bytes:
         """Bytes of a message; raises AioRpcError for one that is none."""
@@ -413,7 +413,7 @@ class H2Channel:
         if leaving is None or call.ended or call.connection is None:
             self._drop(call)
             if leaving is not None:
-                leaving.ended(call.ended and _answers(call.end))
+                leaving.ended(_code(call.end) if call.ended else "")
             return
         call.leaving = leaving
         call.messages.clear()
@@ -544,9 +544,13 @@ def open_channel(
     return H2Channel(target, tls=mutual, name=name, keepalive=keepalive, connect_s=connect_s)
 
 
-def _answers(end: BaseException | None) -> bool:
-    """Whether the server ended a call."""
-    return end is None or type(end) is grpc.aio.AioRpcError
+def _code(end: BaseException | None) -> str:
+    """Name of the status that the server ended a call with; "": it was cut."""
+    if end is None:
+        return "OK"
+    if isinstance(end, ConnectionDied | NotTaken) or not isinstance(end, grpc.aio.AioRpcError):
+        return ""
+    return str(end.code().name)
 
 
 def _error(

@@ -131,6 +131,21 @@ async def test_what_is_executed_for_a_client_that_left_is_booked_to_its_tenant_a
     assert found == (CREDITS, 2.0 * CREDITS, pytest.approx(CREDITS * RATE.energy_j(2)), len(leaving))
 
 
+async def test_what_is_refused_after_its_client_left_is_booked_by_its_time(system):
+    system.local.costs.record("digits", 1, 3600.0)
+    system.slice.error = (grpc.StatusCode.INVALID_ARGUMENT, "batch-size must be <= 8")
+    system.slice.gate.clear()
+    leaving = asyncio.create_task(ask(system))
+    await until(lambda: len(system.slice.requests) == 1)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await until(lambda: system.local.accounting.load.totals["digits"].failed == 1)
+    system.slice.gate.set()
+    count, items, _, _ = await unanswered(system, 1, 1)
+    assert count == 1
+    assert items <= 0.1
+
+
 async def unanswered(system, failed: int, executed: int) -> tuple[int, float, float, int]:
     """What is booked without an answer (requests, items, joules) and how many failed, once that many have."""
     while True:
