@@ -544,13 +544,11 @@ def open_channel(
     return H2Channel(target, tls=mutual, name=name, keepalive=keepalive, connect_s=connect_s)
 
 
-def _code(end: BaseException | None) -> str:
-    """Name of the status that the server ended a call with; "": it was cut."""
+def _code(end: Any) -> str:
+    """Name of the status that the server ended a call with; "": it was cut. `end`: as of `finish`."""
     if end is None:
         return "OK"
-    if isinstance(end, ConnectionDied | NotTaken) or not isinstance(end, grpc.aio.AioRpcError):
-        return ""
-    return str(end.code().name)
+    return str(end.code().name) if type(end) is grpc.aio.AioRpcError else ""
 
 
 def _error(
