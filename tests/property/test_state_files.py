@@ -72,7 +72,7 @@ KEPT = {
         "spent_j": 2.0,
     },
     "tenant_budgets": KeptBudgets((Budget("acme", grams_per_day=500.0, number=2),), (("acme", ""), ("", "digits"))),
-    "spent": {"hours": {"2026111811": {"digits": {"acme": (3.5, 0.5)}}}},
+    "spent": {"hours": {"2026111811": {"digits": {"acme": (3500.0, 0.5)}}}},
     "planner_memory": {"planner": "clover", "memory": {"version": 1, "known": {}}},
 }
 SERIES = Series("GB", method=Method.AVERAGE, factors=Factors.LIFECYCLE)
