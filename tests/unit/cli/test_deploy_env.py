@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.ports import free_ports
 from trefoil.cli.deploy import machine as look
 from trefoil.cli.deploy.env_file import GIVEN, render, values_of
 from trefoil.cli.deploy.machine import SeenMachine, Wanted, check
@@ -25,10 +26,10 @@ HERE = SeenMachine(
 NO_DRIVER = replace(HERE, driver="", gpus=0)
 
 
-def free_ports() -> dict[str, str]:
-    """Ports that nobody has: the kernel's choice, so that a machine that runs a system passes too."""
+def given_ports() -> dict[str, str]:
+    """Ports that nothing listens on, so that a machine that runs a system passes too."""
     names = [name for name in GIVEN if name.endswith("_PORT")]
-    return {name: str(20000 + number) for number, name in enumerate(names)}
+    return dict(zip(names, map(str, free_ports(len(names))), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def values(wanted: Wanted, machine: SeenMachine = HERE) -> dict[str, str]:
-    found = values_of(replace(wanted, given={**free_ports(), **wanted.given}), machine, str(ROOT))
+    found = values_of(replace(wanted, given={**given_ports(), **wanted.given}), machine, str(ROOT))
     check(wanted, found, machine)
     return found
 
