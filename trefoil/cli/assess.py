@@ -4,7 +4,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,8 +13,8 @@ from rich.markup import escape
 
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.demo.results import made_by
-from trefoil.cli.options import parse_number
-from trefoil.cli.output import AsJson, console, grid, print_json, ticking, writing
+from trefoil.cli.options import parse_number, writable
+from trefoil.cli.output import AsJson, console, grid, print_json, ticking
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS
 from trefoil.runtime.clock import WallClock
@@ -58,7 +57,9 @@ def assess(
     repository: Annotated[Path, typer.Option(help="Families with profiles and accuracies.")] = MODELS,
     seeds: Annotated[int, typer.Option(min=0, max=100, help="Of the simulations; 0: costs alone.")] = 3,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
-    out: Annotated[File, typer.Option(help="Folder for report.html, assess.json, scenario, profile, up.toml.")] = None,
+    out: Annotated[
+        File, typer.Option(help="Folder for report.html, assess.json, scenario, profile, up.toml.", callback=writable)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a fleet costs in joules and grams, and what each lever would save. Writes to nothing that it reads."""
@@ -72,8 +73,6 @@ def assess(
         slo_ms=_numbers("--slo-latency-ms", slo_latency_ms, 1e7), below_best_pct=below_best_pct,
         device_type=device_type, repository=repository, pue=pue, carbon=carbon, zone=zone,
     )  # fmt: skip
-    with nullcontext() if out is None else writing(out / "assess.json", "--out"):
-        pass  # before minutes of work
     with ticking(quiet=as_json) as say:
         token = read_secret_file(token_file, "--token-file") if token_file else os.environ.get(TOKEN_VARIABLE, "")
         if user and not token:

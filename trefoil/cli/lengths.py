@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from trefoil.cli.guarded import Guarded
+from trefoil.cli.options import writable
 from trefoil.cli.output import AsJson, console, grid, print_json, slow
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Lengths of generated answers, predicted.")
@@ -21,9 +22,9 @@ def lengths() -> None:
 def train(
     logs: Annotated[list[Path], typer.Argument(help='JSON lines: "prompt", "tokens" or "answer", "family".')],
     family: Annotated[str, typer.Option(help="Family of lines that name none.")] = "",
-    out: Annotated[Path, typer.Option(help="Folder for the dispatcher's setting lengths_folder.")] = Path(
-        "out/lengths"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the dispatcher's setting lengths_folder.", callback=writable)
+    ] = Path("out/lengths"),
     as_json: AsJson = False,
 ) -> None:
     """Train one predictor for all families of a log of prompts and answers. Seconds to minutes on one core."""

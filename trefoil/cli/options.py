@@ -4,9 +4,11 @@ file.
 A decorator here gives a command options in place of one of its parameters, which gets what they say.
 """
 
+import errno
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,29 @@ Workers = Annotated[
         "--workers", min=1, max=64, help="Dispatcher processes behind one port; default: the settings file's."
     ),
 ]
+
+
+def writable(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Value of an option that names a file or folder to write, looked at before the work whose result goes there.
+
+    Raises:
+        SettingError: this user cannot write there, or a part of the path is no folder.
+    """
+    if value is None:
+        return None
+    found = value.absolute()
+    try:
+        while not found.exists():
+            found = found.parent
+        if found != value.absolute() and not found.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found))
+        if not os.access(found, os.W_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(found))
+    except OSError as error:
+        remedy = "name a place in a folder that you may write to"
+        raise system_error(SettingError, error, "be written", value, field=param.opts[0], remedy=remedy) from error
+    return value
+
 
 CONTROLLER_VARIABLE: Final = "TREFOIL_CONTROLLER"
 

@@ -1,11 +1,15 @@
 """Every command: a helpful --help, JSON with --json, and one line with exit code 2 when it cannot."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import controller
 from tests.support.commands import commands
 from tests.support.running_system import Running, document, run
 from trefoil.cli.main import app
@@ -170,3 +174,18 @@ def test_what_is_wrong_is_named(tmp_path: Path, running: Running, words: list[st
     assert result.exit_code == 2
     assert named in result.stderr
     assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.parametrize("python_path", ["", ":", ":/opt", "/opt::"])
+def test_a_package_of_the_current_folder_is_never_run_for_ours(tmp_path: Path, python_path: str) -> None:
+    for name in ("controller", "protos", "trefoil_other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('the {name} of the folder was run')")
+    service = "import controller, protos; print(controller.__file__)"
+    program = (
+        f"import trefoil.cli, subprocess, sys; {service}; subprocess.run([sys.executable, '-P', '-c', {service!r}])"
+    )
+    environment = {**os.environ, "PYTHONPATH": python_path}
+    run = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [str(controller.__file__)] * 2, done.stderr

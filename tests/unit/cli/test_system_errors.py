@@ -35,6 +35,13 @@ FOLDERS = (
     "state dump --state-dir {}/state", "replay 1 --state-dir {}/state", "family list --repository {}/models",
     "family check --repository {}/models", "family assume digits --repository {}/models",
 )  # fmt: skip
+# Commands whose result goes there after seconds to hours of work.
+WRITES = (
+    "simulate digits --out {}", "compare digits --out {}", "demo --out {}", "load --images {} --out {}",
+    "sensitivity model --out {}", "carbon backtest trace --out {}", "carbon backtest trace --plot {}",
+    "forecast train trace --out {}", "lengths train log --out {}", "reproduce clover --out {}", "assess --out {}",
+    "family profile digits --out {}",
+)  # fmt: skip
 
 
 def asked(command: str, path: Path) -> Result:
@@ -74,6 +81,18 @@ def test_a_folder_that_cannot_be_used_is_one_line(command: str, tmp_path: Path) 
     (tmp_path / "file").write_text("x\n")
     for path in (tmp_path / "file", tmp_path / ("n" * 300)):
         in_one(asked(command, path))
+
+
+@pytest.mark.parametrize("command", WRITES)
+def test_a_result_that_could_not_be_written_is_refused_before_the_work(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x\n")
+    (tmp_path / "of_another").mkdir(mode=0o555)
+    refused = [asked(command, path) for path in (tmp_path / "file" / "below", tmp_path / ("n" * 300))]
+    with as_other_user():
+        refused.append(asked(command, tmp_path / "of_another" / "below"))
+    for one in refused:
+        in_one(one)
+        assert "cannot be written" in one.output
 
 
 @pytest.mark.parametrize("command", [*READS, *FOLDERS])

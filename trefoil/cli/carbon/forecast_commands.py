@@ -22,7 +22,7 @@ from trefoil.cli.carbon.client import (
     series_kind,
     with_feed,
 )
-from trefoil.cli.options import RUNNING, ServiceAddress
+from trefoil.cli.options import RUNNING, ServiceAddress, writable
 from trefoil.cli.output import AsJson, as_json, console, grid, print_json, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Quality, Series
 from trefoil.core.errors import SettingError, Unavailable
@@ -42,7 +42,7 @@ HISTORY_COLUMNS: Final = (
     "as_of",
 )  # fmt: skip
 
-Plot = Annotated[Path | None, typer.Option("--plot", help="PNG of it.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="PNG of it.", callback=writable)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ def forecast(
     plot: Plot = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="FILE.csv (and FILE-scores.csv) or FILE.json: archived forecasts, actuals and scores."),
+        typer.Option(
+            help="FILE.csv (and FILE-scores.csv) or FILE.json: archived forecasts, actuals and scores.",
+            callback=writable,
+        ),
     ] = None,
     where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,
@@ -272,7 +275,7 @@ def history(
         bool, typer.Option("--revisions", help="Every version of every interval, not only what is believed.")
     ] = False,
     rows_max: Annotated[int, typer.Option("--rows", min=1, help="Newest rows of the table; files hold all.")] = 48,
-    out: Annotated[Path | None, typer.Option(help="CSV of all of it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV of all of it.", callback=writable)] = None,
     plot: Plot = None,
     where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,

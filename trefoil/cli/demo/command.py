@@ -5,7 +5,17 @@ from typing import Annotated, Final
 
 import typer
 
-from trefoil.cli.options import OF_THE_POLICY, Config, PortOffset, Sets, Workers, non_empty, of_policy, parse_sets
+from trefoil.cli.options import (
+    OF_THE_POLICY,
+    Config,
+    PortOffset,
+    Sets,
+    Workers,
+    non_empty,
+    of_policy,
+    parse_sets,
+    writable,
+)
 from trefoil.cli.output import AsJson
 
 DEMO_CONFIG: Final = Path("deploy/config/demo.toml")
@@ -14,9 +24,9 @@ DEMO_CONFIG: Final = Path("deploy/config/demo.toml")
 @of_policy
 def demo(
     config: Config = DEMO_CONFIG,
-    out: Annotated[Path, typer.Option(help="Folder for report.json, report.html and each run's series.")] = Path(
-        "out/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.json, report.html and each run's series.", callback=writable)
+    ] = Path("out/demo"),
     policy: Annotated[
         str, typer.Option(help="Play this policy: as in deploy/config/demo-<policy>.toml, else against base.")
     ] = "",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trefoil.cli.family.commands import Repository, Shapes, parse_shapes
+from trefoil.cli.options import writable
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
 from trefoil.cli.system_client import command_tls, connect_system, make_channel, token_at
 from trefoil.core.device_types import device_type, slice_type
@@ -58,7 +59,9 @@ def profile(
         bool, typer.Option("--estimate-energy", help="Without a meter, write joules by the power law (basis modelled).")
     ] = False,
     machine: Annotated[str, typer.Option(help="What the header says it was measured on; default: this CPU.")] = "",
-    out: Annotated[Path | None, typer.Option(help="The CSV; default: out/profile/<family>.csv.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The CSV; default: out/profile/<family>.csv.", callback=writable)
+    ] = None,
     repository: Repository = MODELS,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trefoil.cli.family.commands import Shapes, parse_shapes
-from trefoil.cli.options import BinS, Column, TimeColumn, TimeUnit
+from trefoil.cli.options import BinS, Column, TimeColumn, TimeUnit, writable
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
 from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
@@ -53,7 +53,9 @@ def load(
     permute_labels: Annotated[
         bool, typer.Option("--permute-labels", help="Control: accuracy must fall to chance.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write records, series and summary to this JSON file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write records, series and summary to this JSON file.", callback=writable)
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
