@@ -6,7 +6,8 @@ Decision: obey it, refuse it, or obey it although an epoch that the lease does n
 Formulation: a plan of epoch e may be obeyed where e <= E, the highest epoch that the lease was taken under. One that is
     older than the one obeyed is refused, because Redis may have been restored. The fence is void once a controller has
     led under E = e for BEATEN_S of sight: then what was obeyed is not of this lease, or was forged (plans unsigned).
-    A fence that routes nothing is void at first sight of such a leader: nothing is lost with it.
+    A fence that routes nothing, or is unsigned and known from the disk alone, is void at first sight of such a leader:
+    nothing is lost with the one, and the other may be anybody's.
     Where plans are signed, one of the same epoch never beats: the leader has signed both.
 Deviations: none.
 """
@@ -44,7 +45,7 @@ class PlanFence:
 
     def check(self, plan: Revision, obeyed: Revision, leader: Leader, now_s: float, *, routes: bool = True) -> bool:
         """Check that a plan may be obeyed; True: although it is older than the one obeyed. `routes`: whether the one
-        obeyed routes anything.
+        obeyed routes anything, and is not anybody's.
 
         Raises:
             Fenced: its epoch is none that a controller has led under.

@@ -478,7 +478,7 @@ def _of_line(kind: type, line: str, rng: Rng) -> str:
 
 
 def drawn(system: System) -> float:
-    """Two to six lies at drawn moments; returns when the last of them is told, in seconds of the history."""
+    """Two to six lies at drawn moments; returns when the last of what is drawn happens, in seconds of the history."""
     rng = np.random.default_rng([system.seed, 13])
     last_s = 0.0
     for _ in range(int(rng.integers(2, 7))):
@@ -498,7 +498,9 @@ def drawn(system: System) -> float:
             system.loop.call_later(at_s + REPEAT_S * again, liar.tell)
     if rng.random() < STEPPED:
         system.faults["clocks"] += 1
-        system.loop.call_later(float(rng.uniform(*LIES_S)), _restart, system, float(rng.uniform(0.3, 2.0)), rng)
+        at_s = float(rng.uniform(*LIES_S))
+        last_s = max(last_s, at_s)
+        system.loop.call_later(at_s, _restart, system, float(rng.uniform(0.3, 2.0)), rng)
     return last_s
 
 
