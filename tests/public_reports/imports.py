@@ -518,6 +518,15 @@ REFUSED = (
     ),
     row("a shape of no input", Model(ONNX, options=("--shape", "z=4")), "--shape = 'z'.*the inputs are x"),
     row(
+        "a clone without its large files",
+        Model(
+            ONNX, files={"1/model.onnx": "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"}
+        ),
+        "is a pointer of Git LFS, not the file. Remedy: git lfs pull",
+    ),
+    row("a model of TensorFlow Serving", Model("", model="1/saved_model.pb"), "it is a SavedModel: export it to ONNX"),
+    row("two accuracies", Model(ONNX, options=("--accuracy", "m=0.7")), "--accuracy m: has two values, 0.5 and 0.7"),
+    row(
         "two instance profiles of an engine",
         Model(PLAN + 'max_batch_size: 4 instance_group [ { profile: "1" } ]', model="1/model.plan"),
         "instance_group.profile",

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.demo.results import made_by
-from trefoil.cli.options import parse_number, writable
+from trefoil.cli.options import folder_to_write, parse_number
 from trefoil.cli.output import AsJson, console, grid, print_json, ticking
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS
@@ -58,7 +58,8 @@ def assess(
     seeds: Annotated[int, typer.Option(min=0, max=100, help="Of the simulations; 0: costs alone.")] = 3,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
     out: Annotated[
-        File, typer.Option(help="Folder for report.html, assess.json, scenario, profile, up.toml.", callback=writable)
+        File,
+        typer.Option(help="Folder for report.html, assess.json, scenario, profile, up.toml.", callback=folder_to_write),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

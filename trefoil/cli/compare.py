@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trefoil.cli.options import writable
+from trefoil.cli.options import folder_to_write
 from trefoil.cli.output import AsJson, console, print_json, ticking
 from trefoil.core.errors import SettingError
 from trefoil.runtime.config import parse_pairs
@@ -37,7 +37,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds, from the scenario's own on.")] = 5,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.json, .csv, .png and .html.", callback=writable)
+        Path | None, typer.Option(help="Folder for comparison.json, .csv, .png and .html.", callback=folder_to_write)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.options import BinS, Column, Sets, TimeColumn, TimeUnit, parse_sets, writable
+from trefoil.cli.options import BinS, Column, Sets, TimeColumn, TimeUnit, file_to_write, parse_sets
 from trefoil.cli.output import AsJson, console, grid, print_json, slow
 from trefoil.core.parts import Kind, load_part
 
@@ -24,9 +24,9 @@ def train(
     held_out: Annotated[
         list[Path] | None, typer.Option("--held-out", help="Traces that it will be tested on: refused among TRACES.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="ONNX file; the card is written to its folder.", callback=writable)] = Path(
-        "out/forecast/lstm.onnx"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="ONNX file; the card is written to its folder.", callback=file_to_write)
+    ] = Path("out/forecast/lstm.onnx"),
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 23,
     python: Annotated[Path, typer.Option(help="Interpreter with torch: `make .venv-export/.ready`.")] = TORCH,
     as_json: AsJson = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.options import writable
+from trefoil.cli.options import folder_to_write
 from trefoil.cli.output import AsJson, console, grid, print_json, slow
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Lengths of generated answers, predicted.")
@@ -23,7 +23,7 @@ def train(
     logs: Annotated[list[Path], typer.Argument(help='JSON lines: "prompt", "tokens" or "answer", "family".')],
     family: Annotated[str, typer.Option(help="Family of lines that name none.")] = "",
     out: Annotated[
-        Path, typer.Option(help="Folder for the dispatcher's setting lengths_folder.", callback=writable)
+        Path, typer.Option(help="Folder for the dispatcher's setting lengths_folder.", callback=folder_to_write)
     ] = Path("out/lengths"),
     as_json: AsJson = False,
 ) -> None:

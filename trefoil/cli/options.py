@@ -49,24 +49,35 @@ Workers = Annotated[
 ]
 
 
-def writable(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Value of an option that names a file or folder to write, looked at before the work whose result goes there.
+def file_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Value of an option that names a file to write, looked at before the work whose result it gets.
 
     Raises:
-        SettingError: this user cannot write there, or a part of the path is no folder.
+        SettingError: this user cannot write there, a part of the path is no folder, or it is one.
     """
+    return _to_write(param, value, folder=False)
+
+
+def folder_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """The same of an option that names a folder, which may be new."""
+    return _to_write(param, value, folder=True)
+
+
+def _to_write(param: typer.CallbackParam, value: Path | None, *, folder: bool) -> Path | None:
     if value is None:
         return None
-    found = value.absolute()
+    target = found = value.absolute()
     try:
         while not found.exists():
             found = found.parent
-        if found != value.absolute() and not found.is_dir():
+        if not found.is_dir() and (folder or found != target):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found))
+        if found.is_dir() and not folder and found == target:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(found))
         if not os.access(found, os.W_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(found))
     except OSError as error:
-        remedy = "name a place in a folder that you may write to"
+        remedy = f"name a {'folder' if folder else 'file in a folder'} that you may write to"
         raise system_error(SettingError, error, "be written", value, field=param.opts[0], remedy=remedy) from error
     return value
 

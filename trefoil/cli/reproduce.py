@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.options import writable
+from trefoil.cli.options import folder_to_write
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.core.errors import SettingError, one_of
 from trefoil.runtime.clock import WallClock
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Play a paper again in the simulator, at equal load.")
 Out = Annotated[
-    Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.", callback=writable)
+    Path,
+    typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.", callback=folder_to_write),
 ]
 Families = Annotated[list[str] | None, typer.Option("--family", help="Only these families of the repository.")]
 Repository = Annotated[Path | None, typer.Option(help="Model repository; default: the one that ships.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trefoil.cli.compare import show_comparison
-from trefoil.cli.options import OF_THE_POLICY, Sets, non_empty, of_policy, parse_sets, writable
+from trefoil.cli.options import OF_THE_POLICY, Sets, folder_to_write, non_empty, of_policy, parse_sets
 from trefoil.cli.output import AsJson, console, ticking
 
 
@@ -19,7 +19,7 @@ def simulate(
     parts: dict[str, str] = OF_THE_POLICY,
     sets: Sets = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for result.json, series.csv and report.html.", callback=writable)
+        Path | None, typer.Option(help="Folder for result.json, series.csv and report.html.", callback=folder_to_write)
     ] = None,
     forecasts: Annotated[
         bool, typer.Option("--forecasts", help="Compare no carbon forecast, the feed's own models and a perfect one.")

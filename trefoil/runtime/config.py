@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -379,30 +380,42 @@ def parse_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
     """Parse what a repeated flag was given, KEY=VALUE each, by key.
 
     Raises:
-        errors.SettingError: one without `=` or without a name.
+        errors.SettingError: one without `=` or without a name; a key with two values. Of settings the last one wins.
     """
     found: dict[str, str] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key:
             raise errors.SettingError("no '=' in it", field=flag, value=assignment, remedy=f"write {flag} key=value")
+        if flag != "--set" and found.get(key, value) != value:
+            why = f"has two values, {found[key]} and {value}"
+            raise errors.SettingError(why, field=f"{flag} {key}", remedy="leave one out")
         found[key] = value
     return found
 
 
 def read_toml(path: Path, field: str = "file") -> dict[str, Any]:
-    """Read a TOML file; `field`: setting that names it.
+    """Read a TOML file, or with `-` standard input; `field`: setting that names it.
 
     Raises:
         errors.SettingError: it cannot be read, has more than TOML_BYTES_MAX, or is not valid.
     """
     try:
-        return tomllib.loads(read_plain(path, TOML_BYTES_MAX).decode("utf-8-sig"))
+        return tomllib.loads(_bytes_of(path).decode("utf-8-sig"))
     except (OSError, NotPlain, UnicodeDecodeError) as error:
         remedy = "name a TOML file"
         raise errors.system_error(errors.SettingError, error, "be read", path, field=field, remedy=remedy) from error
     except (ValueError, RecursionError) as error:
         raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
+
+
+def _bytes_of(path: Path) -> bytes:
+    if path != Path("-"):
+        return read_plain(path, TOML_BYTES_MAX)
+    data = sys.stdin.buffer.read(TOML_BYTES_MAX + 1)
+    if len(data) > TOML_BYTES_MAX:
+        raise NotPlain(f"has more than {TOML_BYTES_MAX} bytes")
+    return data
 
 
 def _parse(raw: str) -> Any:

@@ -190,8 +190,8 @@ def test_a_refused_command_leaves_the_system_as_it_was(system: RunningSystem, tm
 def test_what_is_exported_differs_in_nothing_and_an_edited_file_in_what_apply_then_changes(
     system: RunningSystem, tmp_path: Path
 ) -> None:
-    def runs(*argv: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, [*argv, "--state-dir", str(system.state_dir)])
+    def runs(*argv: str, given: str = "") -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*argv, "--state-dir", str(system.state_dir)], input=given)
         return done.exit_code, done.output
 
     file, edited = str(tmp_path / "now.toml"), tmp_path / "edited.toml"
@@ -204,7 +204,7 @@ def test_what_is_exported_differs_in_nothing_and_an_edited_file_in_what_apply_th
     with edited.open("a") as budget:
         budget.write('\n[[budgets]]\ntenant = "acme"\ngrams_per_day = 500\n')
     changes = "max_watts: none -> 4000\nmode: act -> advise\nbudget of acme: none -> 500 g a day\n"
-    assert runs("diff", "-f", str(edited)) == (1, changes)
+    assert runs("diff", "-f", str(edited)) == runs("diff", "-f", "-", given=edited.read_text()) == (1, changes)
     assert runs("diff", "-f", file) == (0, "nothing differs\n"), "diff changes nothing"
     assert runs("apply", "-f", str(edited)) == (0, f"{changes}the plan in force stays for now: mode advise\n")
     assert runs("diff", "-f", str(edited)) == (0, "nothing differs\n")

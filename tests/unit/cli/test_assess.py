@@ -292,7 +292,7 @@ def test_a_board_that_no_table_has_is_simulated_by_what_its_driver_says(tmp_path
         (("--from-csv", "EXPORT", "--slo-latency-ms", "inf"), "--slo-latency-ms = inf: must be > 0 and <= 1e+07"),
         (("--from-csv", "EXPORT", "--variants", "net="), "--variants = '': no such model"),
         (("--from-csv", "EXPORT", "--variants", "a=resnet50", "--variants", "b=resnet50:3"), "occurs twice"),
-        (("--from-csv", "EXPORT", "--out", "EXPORT"), "--out = 'EXPORT/assess.json': cannot be written"),
+        (("--from-csv", "EXPORT", "--out", "EXPORT"), "--out = 'EXPORT': cannot be written (Not a directory)"),
         (("--from-csv", "EXPORT", "--accuracy", "resnet50=good"), "is not a number"),
         (("--from-csv", "EXPORT", "--carbon", "/nowhere.csv"), "/nowhere.csv"),
         (("--from-csv", "EXPORT", "--carbon", "-3"), "--carbon = '-3'"),

@@ -63,7 +63,7 @@ def test_a_verb_of_families_works_for_now_under_its_old_words_and_names_the_new_
 @pytest.mark.parametrize(
     ("arguments", "named", "remedy"),
     [
-        (["family", "profile", "nosuch"], "nosuch/family.toml", "name the right folder"),
+        (["family", "profile", "digts"], "no such family in", "did you mean digits?"),
         (["simulate", "nosuch.toml"], "nosuch.toml", "clover_fleet, cpus, digits"),
         (["reproduce", "clover", "--family", "nosuch"], "--family = 'nosuch'", "efficientnet"),
         (["family", "list", "--repository", "nosuch"], "nosuch'", "name the right folder"),

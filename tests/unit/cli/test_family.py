@@ -270,7 +270,7 @@ def test_check_names_what_is_wrong(theirs, tmp_path):
     refused(run("assume", "toy", "--repository", ours), "profile.csv exists already")
     refused(
         run("check", "--graphs-only", "tyo", "--repository", ours),
-        "FAMILY = 'tyo': no such family",
+        "family = 'tyo': no such family",
         "did you mean toy?",
     )
     (ours / "toy" / "2" / "model.onnx").write_bytes(graph("mlp_unnamed"))

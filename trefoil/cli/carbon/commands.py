@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.options import TimeColumn, TimeUnit, of_service, writable
+from trefoil.cli.options import TimeColumn, TimeUnit, file_to_write, of_service
 from trefoil.cli.output import AsJson, console, grid, print_json, slow, writing
 from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
@@ -60,9 +60,9 @@ def backtest(
         float, typer.Option(min=0.01, max=1.0, help="The last part of the trace that is scored; before it, they learn.")
     ] = 0.5,
     out: Annotated[
-        Path | None, typer.Option(help="CSV of every model's scores by lead time.", callback=writable)
+        Path | None, typer.Option(help="CSV of every model's scores by lead time.", callback=file_to_write)
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG of the same.", callback=writable)] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of the same.", callback=file_to_write)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make every forecast that would have been made, knowing nothing after its origin, and score it."""

@@ -22,7 +22,7 @@ from trefoil.cli.carbon.client import (
     series_kind,
     with_feed,
 )
-from trefoil.cli.options import RUNNING, ServiceAddress, writable
+from trefoil.cli.options import RUNNING, ServiceAddress, file_to_write
 from trefoil.cli.output import AsJson, as_json, console, grid, print_json, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Quality, Series
 from trefoil.core.errors import SettingError, Unavailable
@@ -42,7 +42,7 @@ HISTORY_COLUMNS: Final = (
     "as_of",
 )  # fmt: skip
 
-Plot = Annotated[Path | None, typer.Option("--plot", help="PNG of it.", callback=writable)]
+Plot = Annotated[Path | None, typer.Option("--plot", help="PNG of it.", callback=file_to_write)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def forecast(
         Path | None,
         typer.Option(
             help="FILE.csv (and FILE-scores.csv) or FILE.json: archived forecasts, actuals and scores.",
-            callback=writable,
+            callback=file_to_write,
         ),
     ] = None,
     where: ServiceAddress = RUNNING,
@@ -275,7 +275,7 @@ def history(
         bool, typer.Option("--revisions", help="Every version of every interval, not only what is believed.")
     ] = False,
     rows_max: Annotated[int, typer.Option("--rows", min=1, help="Newest rows of the table; files hold all.")] = 48,
-    out: Annotated[Path | None, typer.Option(help="CSV of all of it.", callback=writable)] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV of all of it.", callback=file_to_write)] = None,
     plot: Plot = None,
     where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,

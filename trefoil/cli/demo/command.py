@@ -11,10 +11,10 @@ from trefoil.cli.options import (
     PortOffset,
     Sets,
     Workers,
+    folder_to_write,
     non_empty,
     of_policy,
     parse_sets,
-    writable,
 )
 from trefoil.cli.output import AsJson
 
@@ -25,7 +25,7 @@ DEMO_CONFIG: Final = Path("deploy/config/demo.toml")
 def demo(
     config: Config = DEMO_CONFIG,
     out: Annotated[
-        Path, typer.Option(help="Folder for report.json, report.html and each run's series.", callback=writable)
+        Path, typer.Option(help="Folder for report.json, report.html and each run's series.", callback=folder_to_write)
     ] = Path("out/demo"),
     policy: Annotated[
         str, typer.Option(help="Play this policy: as in deploy/config/demo-<policy>.toml, else against base.")

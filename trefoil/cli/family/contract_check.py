@@ -9,8 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.cli.family.onnx_graph import differences, graph_tensors
 from trefoil.core.catalog import Family, Variant
-from trefoil.core.errors import CatalogError, NotFound, TrefoilError, one_of
-from trefoil.installation import repositories
+from trefoil.core.errors import CatalogError, TrefoilError
 from trefoil.runtime.given.llm_backends import LLM_FILES, VLLM, engine_args
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import boundary, names_below
@@ -27,7 +26,7 @@ from trefoil.runtime.model_files import (
     not_graphs,
     version_files,
 )
-from trefoil.runtime.repository import family_folders, load_family
+from trefoil.runtime.repository import family_folders, known_folder, load_family
 
 Ask = Callable[[Path, Family, Sequence[Variant]], dict[int, str] | None]
 """Loads variants of a repository's family; says by version which do not answer, and why; None: no Triton is here."""
@@ -77,12 +76,8 @@ def check_families(repository: Path, names: Sequence[str], ask: Ask | None = Non
     Raises:
         NotFound: no such family.
     """
-    known = family_folders(repository)
-    for name in names:
-        if name not in known:
-            where = " or ".join(map(str, repositories(repository)))
-            raise NotFound(f"no such family in {where}", field="FAMILY", value=name, remedy=one_of(known, name))
-    return [_check_family(known[name].parent, name, ask) for name in names or known]
+    folders = [known_folder(repository, name) for name in names] or [*family_folders(repository).values()]
+    return [_check_family(folder.parent, folder.name, ask) for folder in folders]
 
 
 def refuse_unserved(folder: Path, profile: Path | None, device_types: Collection[str], *, measured: bool) -> None:

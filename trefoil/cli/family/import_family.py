@@ -37,9 +37,11 @@ from trefoil.cli.family.triton_models import (
     refuse_other_tensors,
     refuse_unfit,
 )
+from trefoil.cli.options import parse_number
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, system_error
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
+from trefoil.runtime.config import parse_pairs
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.given.llm_backends import LLM_FILES
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, parts_of
@@ -295,20 +297,9 @@ def parse_numbers(given: Sequence[str] | None, flag: str) -> dict[str, float]:
     """Numbers of a repeated flag `--flag model=number`, by model.
 
     Raises:
-        SettingError: not of that form, or no number.
+        SettingError: not of that form, no number, or two numbers for a model.
     """
-    found = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals or not name:
-            raise SettingError(
-                "not of the form MODEL=NUMBER", field=flag, value=one, remedy=f"write {flag} resnet18=0.7"
-            )
-    return found
+    return {name: parse_number(flag, name, text) for name, text in parse_pairs(flag, given or ()).items()}
 
 
 def parse_accuracies(models: Sequence[str], given: Mapping[str, float], file: Path | None) -> dict[str, float]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trefoil.cli.family.commands import Repository, Shapes, parse_shapes
-from trefoil.cli.options import writable
+from trefoil.cli.options import file_to_write
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
 from trefoil.cli.system_client import command_tls, connect_system, make_channel, token_at
 from trefoil.core.device_types import device_type, slice_type
@@ -60,7 +60,7 @@ def profile(
     ] = False,
     machine: Annotated[str, typer.Option(help="What the header says it was measured on; default: this CPU.")] = "",
     out: Annotated[
-        Path | None, typer.Option(help="The CSV; default: out/profile/<family>.csv.", callback=writable)
+        Path | None, typer.Option(help="The CSV; default: out/profile/<family>.csv.", callback=file_to_write)
     ] = None,
     repository: Repository = MODELS,
     state_dir: StateDir = DEFAULT_STATE_DIR,

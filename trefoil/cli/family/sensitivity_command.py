@@ -14,7 +14,7 @@ import typer
 from trefoil.cli.family.commands import Shapes, parse_shapes
 from trefoil.cli.family.measured_operators import OperatorMeasurement, variant_of
 from trefoil.cli.family.stage_models import write_stage_models
-from trefoil.cli.options import writable
+from trefoil.cli.options import folder_to_write
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, grid, print_json
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import BinaryMissing, CatalogError
@@ -56,9 +56,9 @@ def sensitivity(
     memory_mib: Annotated[float, typer.Option(help="That a stage's weights may take, with --stages.")] = math.inf,
     repository: Annotated[Path | None, typer.Option(help=REPOSITORY_HELP)] = None,
     write: Annotated[bool, typer.Option("--write", help=WRITE_HELP)] = False,
-    out: Annotated[Path, typer.Option(help="Folder for <model>.csv, .png and stages.", callback=writable)] = Path(
-        "out/sensitivity"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for <model>.csv, .png and stages.", callback=folder_to_write)
+    ] = Path("out/sensitivity"),
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:

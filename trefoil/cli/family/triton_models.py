@@ -80,9 +80,10 @@ def read_source(repository: Path, name: str) -> Source:
     folder = repository / check_name(name, "model")
     if not folder.is_dir():
         known = sorted(p.parent.name for p in repository.glob(f"*/{CONFIG}"))
-        raise NotFound(
-            f"{repository} has no model {name}", remedy=f"one of {known}" if known else "name another folder"
+        elsewhere = (
+            "name another folder" if repository.is_dir() else "name a folder of this machine; copy an object store"
         )
+        raise NotFound(f"{repository} has no model {name}", remedy=f"one of {known}" if known else elsewhere)
     config = _config(folder, repository)
     backend = backend_of(config)
     if backend not in SOURCE_FILES:
@@ -133,6 +134,8 @@ def _config(folder: Path, repository: Path) -> model_config_pb2.ModelConfig:
     except OSError as error:
         if not isinstance(error, FileNotFoundError) or not _inferred(folder, ""):
             remedy = "write its config.pbtxt (Triton prints the one it completed: curl .../v2/models/<name>/config)"
+            if any(folder.glob("*/saved_model.pb*")):
+                remedy = f"it is a SavedModel: {EXPORT}"
             raise system_error(
                 CatalogError, error, "be read", folder / CONFIG, field=f"model {folder.name}", remedy=remedy
             ) from error

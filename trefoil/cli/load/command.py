@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trefoil.cli.family.commands import Shapes, parse_shapes
-from trefoil.cli.options import BinS, Column, TimeColumn, TimeUnit, writable
+from trefoil.cli.options import BinS, Column, TimeColumn, TimeUnit, file_to_write
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
 from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
@@ -54,7 +54,7 @@ def load(
         bool, typer.Option("--permute-labels", help="Control: accuracy must fall to chance.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write records, series and summary to this JSON file.", callback=writable)
+        Path | None, typer.Option(help="Write records, series and summary to this JSON file.", callback=file_to_write)
     ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,

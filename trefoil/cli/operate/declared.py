@@ -33,7 +33,9 @@ class DeclaredFile(Settings):
     budgets: tuple[BudgetSettings, ...] = ()
 
 
-File = Annotated[Path, typer.Option("--file", "-f", help="File as `trefoil export` writes it (TOML).")]
+File = Annotated[
+    Path, typer.Option("--file", "-f", help="File as `trefoil export` writes it (TOML); -: standard input.")
+]
 Prune = Annotated[
     bool, typer.Option("--prune", help="Families that the file leaves out go out of service; budgets are cleared.")
 ]

@@ -32,6 +32,7 @@ COMPILED: Final = "__pycache__"
 FAMILIES_MAX: Final = 1024
 VERSION_MAX: Final = 999_999_999
 VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
+LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 REMEDY: Final = "put a regular file there, below the repository"
 
 
@@ -69,11 +70,16 @@ def opened(path: Path, below: Path | None, bytes_max: int) -> Iterator[BinaryIO]
     """Open a file of a repository for reading.
 
     Raises:
-        CatalogError: it is none that is read; names it.
+        CatalogError: it is none that is read, or Git LFS has left a pointer to it there; names it.
         OSError: there is none, or it cannot be read.
     """
     try:
         with open_plain(path, bytes_max, below) as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise CatalogError(
+                    "is a pointer of Git LFS, not the file", field="file", value=str(path), remedy="git lfs pull there"
+                )
+            file.seek(0)
             yield file
     except NotPlain as error:
         raise CatalogError(str(error), field="file", value=str(path), remedy=REMEDY) from error
