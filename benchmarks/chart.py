@@ -55,7 +55,8 @@ SETS: Final[dict[str, tuple[str, ...]]] = {
     "simulated trial": (),
     "GPU nodes": (
         "simulated.replicas=0", "gpu.image=trefoil-gpu:1", "gpu.nodes={a,b}", "persistence.enabled=true",
-        "gpu.runtimeClassName=", "priorityClassName.control=important", *EXTRA,
+        "gpu.runtimeClassName=", "priorityClassName.control=important", *EXTRA, "podAnnotations.of=us",
+        "haproxy.annotations.lb=internal", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null",
     ),
     "a pod for each slice": (
         "simulated.replicas=0", "gpu.runtime=kubernetes", "gpu.sliceImage=tritonserver:24.08-py3", "gpu.nodes={a,b}",
@@ -69,7 +70,7 @@ SETS: Final[dict[str, tuple[str, ...]]] = {
         "gpu.image=trefoil-gpu:1",
     ),
     "given secrets, dashboards": ("secrets=given", "prometheus.dashboards=true", "networkPolicies.enabled=false"),
-    "a Gateway instead of HAProxy": ("haproxy.enabled=false", "grpcRoute.enabled=true", "grpcRoute.gateway=public"),
+    "a Gateway instead of HAProxy": ("haproxy.enabled=false", "grpcRoute.enabled=true", "grpcRoute.gateway=infra/public"),
 }  # fmt: skip
 GPUS: Final = "gpu.nodes={a},simulated.replicas=0"
 REFUSED: Final = {
@@ -85,6 +86,8 @@ REFUSED: Final = {
     "grpcRoute.enabled=true": "grpcRoute.gateway",
     "settigns.controller=x": "settigns",
     "nodeSelector.gpu=true": "nodeSelector/gpu",
+    "podAnnotations.of=true": "podAnnotations/of",
+    "grpcRoute.gateway=a/b/c": "grpcRoute/gateway",
     "dispatcher.terminationGracePeriodSeconds=27": "must be >= 28",
     "settings.dispatcher=drain_s = 20.5": "must be >= 40.5",
     "extraSecrets.agent[0].name=x": "extraSecrets/agent/0",

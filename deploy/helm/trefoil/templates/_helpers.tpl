@@ -35,6 +35,9 @@ nodeSelector: {{ toYaml . | nindent 2 }}
 {{- with .Values.tolerations }}
 tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
+{{- with .Values.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
@@ -58,9 +61,23 @@ livenessProbe: {httpGet: {path: /healthz, port: {{ . }}}, periodSeconds: 10, tim
 readinessProbe: {httpGet: {path: /readyz, port: {{ . }}}, periodSeconds: 2, timeoutSeconds: 2}
 {{- end }}
 
+{{/* Over zones and machines, where there are several. (root, part) */}}
+{{- define "trefoil.spread" -}}
+{{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{ include "trefoil.selector" $ | nindent 6 }}
+{{- end }}
+{{- end }}
+
 {{/* A change of settings or of the chart's files replaces the pods that read them. */}}
 {{- define "trefoil.checksum" -}}
 checksum/config: {{ include (print .Template.BasePath "/config.yaml") . | sha256sum }}
+{{- with .Values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "trefoil.environment" -}}
