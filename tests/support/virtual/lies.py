@@ -521,7 +521,9 @@ def _judge_named(system: System, lie: bytes) -> None:
         return  # -0.0 for 0.0 is not a lie
     if codec.decode(Plan, lie).revision.epoch > EPOCH_MAX:
         return  # no reader takes it for a plan; the controller's status names the key
-    of_late = {name for at_s, name in system.lies if at_s > system.loop.time() - NAMED_S}
+    of_late = {name for at_s, name in system.lies if at_s > system.loop.time() - NAMED_S + 1e-6}
+    if "plan" in of_late:
+        return  # told anew since
     for worker in system.workers:
         local = worker.local
         if local is None or local.routing.plan is None or local.routing.loads() == ():
