@@ -25,6 +25,7 @@ from dispatcher.fronts.rest.calls import (
     Receive,
     Room,
     Send,
+    Unread,
     combined,
     error_body,
     read_body,
@@ -66,7 +67,7 @@ class RestApp:
         settings = fronts.local.settings
         self._kserve, self._inference = fronts.kserve, fronts.inference
         self._contracts, self._access = fronts.contracts, fronts.access
-        self._held = fronts.held
+        self._held, self._unread = fronts.held, Unread(fronts.held)
         self._body_bytes_max = settings.message_bytes_max if settings.message_bytes_max >= 0 else math.inf
         json_bytes_max = settings.rest_json_bytes_max
         self._json_bytes_max = json_bytes_max if json_bytes_max >= 0 else self._body_bytes_max
@@ -116,7 +117,9 @@ class RestApp:
         close = ((b"connection", b"close"),) if unread else ()
         more = [*content, length, *reply.headers, *close]
         await send({"type": "http.response.start", "status": reply.status, "headers": more})
-        await send({"type": "http.response.body", "body": reply.body})
+        with self._unread.answer(scope["extensions"]["client"]["transport"], len(reply.body)):
+            await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})  # once most of it has been read
 
     async def _reply(self, ask: HttpRequest) -> HttpReply | None:
         if found := _HEALTH.fullmatch(ask.path):

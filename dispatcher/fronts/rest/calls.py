@@ -1,8 +1,8 @@
 """One HTTP request of the REST port: its body, its client, its reply or its stream of events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -69,6 +69,28 @@ class Room:
     def free(self) -> None:
         """Give all back."""
         self.take(-self._bytes)
+
+
+class Unread:
+    """Answers that their clients have not read: held as requests are. Of too many, the one that is read least goes."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._bytes: dict[asyncio.Transport, int] = {}
+
+    @contextmanager
+    def answer(self, client: asyncio.Transport, count: int) -> Iterator[None]:
+        """Count an answer until its client has it."""
+        others = list(self._bytes)
+        self._bytes[client] = count
+        self._held.bytes += count
+        if others and 2 * sum(self._bytes.values()) > self._held.bytes_max:
+            max(others, key=lambda each: each.get_write_buffer_size()).abort()
+        try:
+            yield
+        finally:
+            del self._bytes[client]
+            self._held.bytes -= count
 
 
 @dataclass(frozen=True, slots=True)

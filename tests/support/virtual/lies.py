@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from controller.role.state_shapes import SHAPES
-from dispatcher.service.core.plan_fence import BEATEN_S
 from tests.support.unswept import unswept
-from tests.support.virtual.dispatch import NO_SLICE_WAIT_S
+from tests.support.virtual.lies_judged import HEAL_S, JUDGED_S, judge, judge_counted
 from tests.support.virtual.loop import virtual_loop
 from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.redis import Stream
@@ -29,7 +28,7 @@ from tests.support.virtual.system import PLACES, SERIES, System, installed
 from trefoil.cli.operate.status import STREAMS, VALUES
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality
 from trefoil.core.common import KeptFile, Lease, Revision
-from trefoil.core.demand import LoadCell, LoadForecast, LoadKey, LoadWindow, ScaleSignal, TableAck
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.core.fleet import DeviceState, NodeStatus, SliceState
@@ -37,11 +36,8 @@ from trefoil.core.objective import Objective
 from trefoil.core.outside.plausible import EPOCH_MAX
 from trefoil.core.plan import Plan, Rollout, RolloutState
 from trefoil.runtime import codec
-from trefoil.runtime.state import LEASE_TTL_S
 
 LIES_S = (1.5, 14.0)  # between these, lies are told
-HEAL_S = 10.0  # after the last one, within which all has to be well again
-JUDGED_S = 6.0  # for so long requests are sent after that
 REPEAT_S = 0.4
 LIKELY = ("plan", "load:", "energy:", "node:", "ack:", "epoch", "lease:", "carbon:now:", "accounted", "totals", "kept:")
 """Kinds of keys that are drawn three times as often as the others: what is decided by them takes effect at once."""
@@ -56,15 +52,10 @@ TEXTS = (
 )  # fmt: skip
 AHEAD = (1, 3, 1000, 10**6, 2**40, 2**62)
 OWN = (b"0", b"7", b"1000", b"9" * 12, b"9" * 18, b"-1", b"1:1", b"1e300")
-SAMPLE_MAX_J = 1_000.0
-"""More than one true sample of a device here draws, and less than it can draw until `reader.AHEAD_S` from now."""
-GRAMS_MAX_PER_J = 10_000.0 * 10.0 / 3.6e6  # the highest intensity and PUE that can be
 NAMED_S = 0.5  # within which a worker says what it refuses
 LOST, STEPPED = 0.15, 0.2  # of the lies take a key or file away; of the histories have clocks that step
 STEPS_S = (-26 * 3600.0, -3 * 3600.0, -3600.0, -40.0, 3600.0, 3 * 3600.0)
 KILLED = 0.25  # of the is in Redis are followed by the end of the controller
-PLANS = ("plan", "epoch:controller", "lease:controller")
-"""Keys by which a worker without a table gets one."""
 Rng = np.random.Generator
 
 
@@ -404,6 +395,7 @@ class Liar:
 
         def write() -> None:
             self._system.note(f"LIE at {key}: {fields!r}")
+            self._system.lies.append((self._system.loop.time(), key.removeprefix(self._system.keys.prefix)))
             self._system.server.set_totals(key, fields)
 
         return write
@@ -549,58 +541,7 @@ def history(seed: int) -> tuple[list[str], System]:
         loop.set_exception_handler(lambda _, found: system.promises.broken(f"an exception: {found}"))
         with installed(system, real_bytes=True):
             last_s = drawn(system)
-            loop.call_later(last_s + HEAL_S + JUDGED_S, _judge_counted, system)  # clients send until then
+            loop.call_later(last_s + HEAL_S + JUDGED_S, judge_counted, system)  # clients send until then
             system.play(lambda _: None, last_s + HEAL_S + JUDGED_S + 3.0)
             judge(system, last_s)
             return system.promises.found, system
-
-
-def judge(system: System, last_s: float) -> None:
-    """What a history with lies has to show beyond what every history has to."""
-    promises = system.promises
-    healed_s = 1000.0 + last_s + HEAL_S
-    failed = [r for r in system.requests if r.ends and r.ends[0] not in ("OK", "client left")]
-    late = [r for r in failed if r.arrived_s >= healed_s]
-    if late:
-        promises.broken(f"{len(late)} requests failed after all had to be well: {sorted({r.ends[0] for r in late})}")
-    served_s = min((r.arrived_s for r in system.requests if r.ends[:1] == ["OK"]), default=0.0)
-    early = [
-        r for r in failed
-        if served_s <= r.arrived_s < healed_s and r.ends[0] != "connection lost" and not _bounded(system, r.arrived_s)
-    ]  # fmt: skip
-    if early:
-        promises.broken(f"{len(early)} requests failed meanwhile: {sorted({r.ends[0] for r in early})}")
-    _judge_books(system)
-
-
-def _bounded(system: System, now_s: float) -> bool:
-    """Whether requests may fail then: nobody signs and a plan was forged, or a worker's table and what Redis has to
-    say of plans were both spoilt within HEAL_S, and a worker started between."""
-    forged_s = [at_s for at_s, name in system.lies if name == "plan" and system.plan_key_file is None]
-    tables_s = [at_s for at_s, name in system.lies if name == "table.jsonl"]
-    plans_s = [at_s for at_s, name in system.lies if name in PLANS]
-    return any(at_s - NO_SLICE_WAIT_S <= now_s < at_s + BEATEN_S + LEASE_TTL_S / 2 for at_s in forged_s) or any(
-        abs(table_s - plan_s) < HEAL_S and min(table_s, plan_s) <= now_s < max(table_s, plan_s) + HEAL_S
-        for table_s in tables_s for plan_s in plans_s
-    )  # fmt: skip
-
-
-def _judge_counted(system: System) -> None:
-    """The controller counts the load again."""
-    forecast = codec.decode(LoadForecast, system.server.get(system.keys.forecast_load(FAMILY)) or b"")
-    if not forecast.mean_per_s >= system.rate_per_s / 4:
-        system.promises.broken(f"{forecast.mean_per_s:g}/s are counted of {system.rate_per_s:g}/s")
-
-
-def _judge_books(system: System) -> None:
-    """Joules are those that the nodes told of, and those that nobody can tell from true ones."""
-    names = system.server.names(system.keys.totals_prefix())
-    hours = [fields for name in names if isinstance(fields := system.server.value(name), dict)]
-    booked_j, booked_g = (sum(float(hour.get(name, b"0")) for hour in hours) for name in (b"joules", b"grams"))
-    if not 0.0 <= booked_g <= GRAMS_MAX_PER_J * max(0.0, booked_j):
-        system.promises.broken(f"{booked_g:g} g are booked for {booked_j:.0f} J")
-    drawn_j = sum(node.drawn_j for node in system.nodes.values())
-    lies = max(1, sum(name.startswith("energy:") for _, name in system.lies))
-    own = system.faults["accounting"]  # a file of sums that is right in every respect is what is gone on from
-    if not (own or drawn_j - 4 * 60.0 * 12 <= booked_j <= drawn_j + lies * SAMPLE_MAX_J):
-        system.promises.broken(f"{booked_j:.0f} J are booked of {drawn_j:.0f} J")

@@ -1,15 +1,17 @@
-"""Bodies of REST requests: bounded in time, and counted in the bytes that a worker holds."""
+"""Bodies of REST requests and answers: bounded in time, and counted in the bytes that a worker holds."""
 
 import asyncio
 import gzip
+import socket
 import zlib
 
 import grpc
 import pytest
+import uvicorn
 
 from dispatcher.fronts.grpc.server import MESSAGE_S
-from dispatcher.fronts.rest import compression
-from dispatcher.fronts.rest.calls import HttpError, HttpRequest, Room, read_body, read_text
+from dispatcher.fronts.rest import compression, http1
+from dispatcher.fronts.rest.calls import HttpError, HttpRequest, Room, Unread, read_body, read_text
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core.tenants import Tenant
 from dispatcher.transport.h2 import Held
@@ -107,3 +109,61 @@ async def test_a_decompressed_body_is_whole_and_counted_in_place_of_the_one_that
 async def test_a_decompressed_body_is_expanded_to_one_byte_more_than_its_limit():
     body = gzip.compress(bytes(9 * 2**20))
     assert len(await compression.decompress(body, "gzip", 5 * 2**20, Room(Held()).take)) == 5 * 2**20 + 1
+
+
+class Client:
+    """Client's end of a connection, with what it has not read."""
+
+    def __init__(self, unsent_bytes: int) -> None:
+        self.unsent_bytes, self.aborted = unsent_bytes, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_of_too_many_unread_answers_the_one_that_is_read_least_goes():
+    held, first, second, third = Held(1000), Client(10), Client(300), Client(0)
+    unread = Unread(held)
+    with unread.answer(first, 100), unread.answer(second, 300):
+        assert held.bytes == 400
+        with unread.answer(third, 600):
+            assert [each.aborted for each in (first, second, third)] == [False, True, False]
+        assert held.bytes == 400
+    assert held.bytes == 0
+    with unread.answer(first, 2000):
+        assert not first.aborted, "a single answer is not too many"
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_client_that_reads_nothing_loses_its_connection_and_a_slow_one_does_not(reads, monkeypatch):
+    monkeypatch.setattr(http1, "READS_S", 0.4)
+    unread, size = Unread(Held()), 16 * 2**20
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        with unread.answer(scope["extensions"]["client"]["transport"], size):
+            await send({"type": "http.response.body", "body": bytes(size), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=http1.Http1Connection)
+    config.load()
+    state = uvicorn.Server(config).server_state
+    loop = asyncio.get_running_loop()
+    bound = socket.create_server(("127.0.0.1", 0))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # the system's own buffers hold megabytes
+    async with await loop.create_server(lambda: http1.Http1Connection(config, state, {}), sock=bound):
+        reader, writer = await asyncio.open_connection(*bound.getsockname(), limit=2**16)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        head, got = await reader.readuntil(b"\r\n\r\n"), 0
+        assert head.startswith(b"HTTP/1.1 200")
+        while reads and got < size and (part := await reader.read(2**18)):
+            got += len(part)
+            await asyncio.sleep(0.02)
+        while not reads and state.connections:
+            await asyncio.sleep(0.02)
+        assert got == (size if reads else 0)
+        writer.close()
+    assert unread._held.bytes == 0
