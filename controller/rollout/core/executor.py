@@ -99,11 +99,16 @@ class RolloutExecutor:
         return self._run(plan, view)
 
     def republished(self, revision: Revision) -> tuple[Plan, tuple[NodePlan, ...]] | None:
-        """Plan and node plans that stand, to be rewritten under a new revision; None: nothing was ever published."""
+        """Plan and node plans that stand, to be rewritten under a new revision; None: nothing was ever published.
+
+        A node plan that its node is ahead of is none that stands: the copy that it was read from was old.
+        """
         if self.published is None:
             return None
         self.published = replace(self.published, revision=revision)
-        return self.published, tuple(self.commanded.values())
+        applied = {node.node: node.applied for node in self._observation.fleet(self._clock.now_s()).nodes}
+        stand = [plan for name, plan in self.commanded.items() if plan.revision >= applied.get(name, Revision())]
+        return self.published, tuple(stand)
 
     async def _run(self, plan: Plan, view: Callable[[], PlanView]) -> None:
         started_s = self._clock.monotonic_s()

@@ -1,18 +1,22 @@
 """A rollout is played against a model of the agents; the properties hold after every step, for any two layouts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.rollout.core.executor import RolloutExecutor
 from controller.rollout.core.interim_routes import RolloutInputs, capacity_of, routed_capacity
 from controller.rollout.core.path import FleetSnapshot, RolloutPath, Step, plan_path
+from controller.settings import RolloutSettings
 from tests.support.plans import LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements, slice_type
-from trefoil.core.fleet import DeviceState, Hosted, SliceKey
+from trefoil.core.fleet import DeviceState, FleetState, Hosted, NodeStatus, SliceKey
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
+from trefoil.runtime.clock import ManualClock
 
 PER_SM = {SMALL.name: 1.5, "between": 0.6, LARGE.name: 0.4}
 
@@ -330,3 +334,15 @@ def test_what_serves_on_a_stale_node_stays_routed_to_and_the_rollout_is_not_done
         "",
         {p.key for ps in then.values() for p in ps},
     )
+
+
+def test_a_node_plan_that_its_node_is_ahead_of_is_not_written_again():
+    """An old copy in Redis was what the controller could read of its commands."""
+    clock, old, now = ManualClock(), Revision(1, 1), Revision(1, 1, 2)
+    nodes = tuple(NodeStatus(name, zone="z", applied=of) for name, of in (("ahead", now), ("level", old)))
+    observation = SimpleNamespace(fleet=lambda _now_s: FleetState(nodes))
+    commanded = {name: NodePlan(old, name) for name in ("ahead", "level", "silent")}
+    executor = RolloutExecutor(RolloutSettings(), observation, None, clock, None, plan_of({}), commanded)
+    plan, stand = executor.republished(Revision(2, 3))
+    assert plan.revision == Revision(2, 3)
+    assert [each.node for each in stand] == ["level", "silent"]
