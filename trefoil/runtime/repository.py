@@ -190,21 +190,23 @@ def family_folders(repository: Path = MODELS) -> dict[str, Path]:
 
 
 def family_folder(repository: Path, family: str) -> Path:
-    """Folder of one family, where `trefoil.installation.repositories` looks; a folder without family.toml too.
+    """Folder of one family, where `trefoil.installation.repositories` looks; in the first of them if there is none.
 
     Raises:
-        errors.CatalogError: the name could be a path, or there are no families.
-        errors.NotFound: there are others.
+        errors.CatalogError: the name could be a path.
     """
     check_name(family, "family")
     roots = repositories(repository)
-    folders = [root / family for root in roots]
-    found = next((each for each in folders if (each / FAMILY_FILE).is_file()), folders[0])
-    return found if os.path.lexists(found) else known_folder(repository, family)
+    return next((root / family for root in roots if (root / family / FAMILY_FILE).is_file()), roots[0] / family)
 
 
 def known_folder(repository: Path, family: str) -> Path:
-    """Folder of a family that is there. Raises as `family_folder`."""
+    """Folder of a family that is there.
+
+    Raises:
+        errors.CatalogError: there are no families.
+        errors.NotFound: there are others.
+    """
     known = family_folders(repository)
     if family not in known:
         where = " or ".join(map(str, repositories(repository)))

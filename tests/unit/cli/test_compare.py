@@ -147,7 +147,7 @@ def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason
         (("jobs", "--rules", "at_once,later"), ("jobs_rule = 'later'", "carbon_scaler")),
         (("jobs", "--rules", "all", "--set", "jobs_rule=planned"), ("jobs_rule: is given by the", "--rules")),
         (("--set", "families.1.name=digits"), ("families: has 1 entry", "families.0")),
-        (("--set", "families.0.repository=nowhere,elsewhere"), ("nowhere", "no family.toml below it")),
+        (("--set", "families.0.repository=nowhere,elsewhere"), ("nowhere/digits/family.toml", "No such file")),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(monkeypatch, arguments, words):

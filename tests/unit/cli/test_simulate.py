@@ -36,7 +36,7 @@ def test_json_is_one_document_and_the_same_bytes(tmp_path):
     ("change", "words"),
     [
         ('nodes=[{zone = "mars"}]', ("mars", "demo")),
-        ("families.0.name=1", ("no such family in", "one of: albert, digits")),
+        ("families.0.name=1", ("model_repository/1/family.toml", "Remedy")),
         ("families.1.name=digits", ("families: has 1 entry, and no '1'", "write families.0")),
         ('carbon.zones.demo.trace="EMPTY"', ("empty.csv", "Remedy")),
         ("policy=clever", ("clever", "exact")),

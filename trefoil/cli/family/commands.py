@@ -252,9 +252,9 @@ def assume(
 ) -> None:
     """Write a synthetic profile, from multiply-adds and bytes of each graph; nothing is measured."""
     from trefoil.cli.family.assume import write_assumed
-    from trefoil.runtime.repository import PROFILE_FILE, family_folder
+    from trefoil.runtime.repository import PROFILE_FILE, known_folder
 
-    folder = family_folder(repository, family)
+    folder = known_folder(repository, family)
     costs = write_assumed(folder, parse_shapes(shape))
     if as_json:
         print_json({"family": family, "profile": str(folder / PROFILE_FILE)} | _assumed_json(costs))

@@ -69,9 +69,9 @@ def profile(
     """Measure latency, throughput and joules of each operating point and write them as profile.csv."""
     from trefoil.profiler.profile_csv import point_json, profile_text, selected_variants, write_profile
     from trefoil.profiler.session import ProfileSpec
-    from trefoil.runtime.repository import family_folder, load_family
+    from trefoil.runtime.repository import known_folder, load_family
 
-    folder = family_folder(repository, family)
+    folder = known_folder(repository, family)
     known, _ = load_family(folder)
     sizes, held = _integers("--batches", batches), _held(clocks, limits)
     chosen, shares = tuple(selected_variants(known, _names(variants))), _numbers("--rates", rates)
