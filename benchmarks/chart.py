@@ -88,6 +88,7 @@ REFUSED: Final = {
     "nodeSelector.gpu=true": "nodeSelector/gpu",
     "podAnnotations.of=true": "podAnnotations/of",
     "grpcRoute.gateway=a/b/c": "grpcRoute/gateway",
+    "grpcRoute.gateway=infra/": "grpcRoute/gateway",
     "dispatcher.terminationGracePeriodSeconds=27": "must be >= 28",
     "settings.dispatcher=drain_s = 20.5": "must be >= 40.5",
     "extraSecrets.agent[0].name=x": "extraSecrets/agent/0",

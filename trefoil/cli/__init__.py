@@ -16,5 +16,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 _parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if len(_parts) > 1 and not all(_parts):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _parts))
-    if os.getcwd() not in _parts and os.getcwd() in sys.path:
+    _ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    if os.getcwd() not in (*_parts, _ours) and os.getcwd() in sys.path:
         sys.path.remove(os.getcwd())

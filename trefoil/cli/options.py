@@ -74,7 +74,8 @@ def _to_write(param: typer.CallbackParam, value: Path | None, *, folder: bool) -
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found))
         if found.is_dir() and not folder and found == target:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(found))
-        if not os.access(found, os.W_OK, effective_ids=True):
+        places = {found, found if found.is_dir() else found.parent}  # some are written beside, and renamed
+        if not any(os.access(place, os.W_OK, effective_ids=True) for place in places):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(found))
     except OSError as error:
         remedy = f"name a {'folder' if folder else 'file in a folder'} that you may write to"

@@ -117,9 +117,7 @@ class RestApp:
         close = ((b"connection", b"close"),) if unread else ()
         more = [*content, length, *reply.headers, *close]
         await send({"type": "http.response.start", "status": reply.status, "headers": more})
-        with self._unread.answer(scope["extensions"]["client"]["transport"], len(reply.body)):
-            await send({"type": "http.response.body", "body": reply.body, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})  # once most of it has been read
+        await self._unread.send(send, scope["extensions"]["client"]["transport"], reply.body)
 
     async def _reply(self, ask: HttpRequest) -> HttpReply | None:
         if found := _HEALTH.fullmatch(ask.path):

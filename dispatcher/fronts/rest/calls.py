@@ -1,12 +1,13 @@
 """One HTTP request of the REST port: its body, its client, its reply or its stream of events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
+import structlog
 
 from dispatcher.fronts.access_control import AccessControl
 from dispatcher.fronts.grpc.server import MESSAGE_S
@@ -17,9 +18,17 @@ from dispatcher.request.core.tenants import Tenant
 from dispatcher.transport.core.trace_context import trace_of
 from dispatcher.transport.h2 import Held
 
+LOG: Final = structlog.get_logger()
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+PART_BYTES: Final = 2**16
+"""Of a large answer: as much as uvicorn lets wait for a client."""
+READS_S: Final = 300.0
+"""Within which a client of a large answer reads some of it; the system tells so by the megabyte."""
+STALLED_S: Final = 5.0
+"""After which it may lose its connection, where there is no room."""
 DISCARDED_BYTES_MAX: Final = 16 * 2**20
 UNREAD_S: Final = 60.0
 """How long an event waits for a client that does not read."""
@@ -72,25 +81,45 @@ class Room:
 
 
 class Unread:
-    """Answers that their clients have not read: held as requests are. Of too many, the one that is read least goes."""
+    """Large answers that their clients have not read: held as requests are, sent by parts, so that TLS waits too."""
 
     def __init__(self, held: Held) -> None:
         self._held = held
-        self._bytes: dict[asyncio.Transport, int] = {}
+        self._open: dict[asyncio.Transport, tuple[int, float]] = {}  # bytes, and when its client last read some
 
-    @contextmanager
-    def answer(self, client: asyncio.Transport, count: int) -> Iterator[None]:
-        """Count an answer until its client has it."""
-        others = list(self._bytes)
-        self._bytes[client] = count
-        self._held.bytes += count
-        if others and 2 * sum(self._bytes.values()) > self._held.bytes_max:
-            max(others, key=lambda each: each.get_write_buffer_size()).abort()
+    async def send(self, send: Send, client: asyncio.Transport, body: bytes) -> None:
+        """Send the body of a response and end it. A client that reads nothing for READS_S loses its connection, and
+        so does, where answers take half of what may be held, the one that has read nothing for longest."""
+        if len(body) <= PART_BYTES:
+            await send({"type": "http.response.body", "body": body})
+            return
+        self._held.bytes += len(body)
         try:
-            yield
+            await self._parts(send, client, memoryview(body))
+        except TimeoutError:
+            client.abort()
         finally:
-            del self._bytes[client]
-            self._held.bytes -= count
+            self._held.bytes -= len(body)
+            self._open.pop(client, None)
+
+    async def _parts(self, send: Send, client: asyncio.Transport, body: memoryview) -> None:
+        loop = asyncio.get_running_loop()
+        for at in range(0, len(body) + PART_BYTES, PART_BYTES):  # each waits for the one before; the last is empty
+            self._open[client] = len(body), loop.time()
+            if at == 0:
+                self._relieve(loop.time())
+            part, more = body[at : at + PART_BYTES], at < len(body)
+            async with asyncio.timeout(READS_S):
+                await send({"type": "http.response.body", "body": part, "more_body": more})
+
+    def _relieve(self, now_s: float) -> None:
+        if 2 * sum(count for count, _ in self._open.values()) <= self._held.bytes_max:
+            return
+        client, (count, read_s) = min(self._open.items(), key=lambda each: each[1][1])
+        if now_s - read_s >= STALLED_S:
+            LOG.warning("client that reads nothing", peer=client.get_extra_info("peername"), bytes=count)
+            del self._open[client]
+            client.abort()
 
 
 @dataclass(frozen=True, slots=True)

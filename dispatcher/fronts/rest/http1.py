@@ -6,12 +6,11 @@ llhttp (httptools) parses strictly; uvicorn runs the application. Added here, be
 - Heads that llhttp accepts and RFC 9112 forbids, or that this server does not implement, are refused.
 - Trailers are dropped (RFC 9110 6.5.1): they are not headers.
 - A refusal follows the answers to the requests before it.
-- Heads, trailers and chunk extensions are bounded in bytes, heads in time, and so is a client that reads nothing.
+- Heads, trailers and chunk extensions are bounded in bytes, heads in time.
 """
 
 import asyncio
 import json
-import math
 import re
 from typing import Any, Final
 
@@ -22,8 +21,6 @@ HEAD_BYTES_MAX: Final = 64 * 1024
 TOO_LONG: Final = f"headers, trailers or chunk extensions have more than {HEAD_BYTES_MAX} bytes. Remedy: send fewer"
 HEAD_S: Final = 30.0
 """From a connection, or a request's first byte, to the end of its headers."""
-READS_S: Final = 300.0
-"""Within which a client reads some of what waits for it; the system tells so by the megabyte."""
 OFFER: Final = frozenset((b"upgrade", b"http2-settings"))
 """Header fields of an upgrade offer, and the options of `Connection` that name them."""
 TARGET: Final = re.compile(rb"(?:(?=/)|https?://[^/?#]+)([/?][^#]*)?", re.IGNORECASE)
@@ -53,32 +50,14 @@ class Http1Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._reader_timer = self.loop.call_later(0.0, lambda: None)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._got_head()
-        self._reader_timer.cancel()
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reader(math.inf)
-
-    def resume_writing(self) -> None:
-        self._reader_timer.cancel()
-        super().resume_writing()
-
-    def _watch_reader(self, unsent_bytes: float) -> None:
-        """Break the connection where the client has read nothing for READS_S."""
-        left_bytes = self.transport.get_write_buffer_size()
-        if left_bytes >= unsent_bytes:
-            self.transport.abort()
-        else:
-            self._reader_timer = self.loop.call_later(READS_S, self._watch_reader, left_bytes)
 
     def data_received(self, data: bytes) -> None:
         if self._refusal:

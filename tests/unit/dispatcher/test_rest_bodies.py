@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import socket
+import ssl
 import zlib
 
 import grpc
@@ -10,11 +11,21 @@ import pytest
 import uvicorn
 
 from dispatcher.fronts.grpc.server import MESSAGE_S
-from dispatcher.fronts.rest import compression, http1
-from dispatcher.fronts.rest.calls import HttpError, HttpRequest, Room, Unread, read_body, read_text
+from dispatcher.fronts.rest import calls, compression, http1
+from dispatcher.fronts.rest.calls import (
+    PART_BYTES,
+    STALLED_S,
+    HttpError,
+    HttpRequest,
+    Room,
+    Unread,
+    read_body,
+    read_text,
+)
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core.tenants import Tenant
 from dispatcher.transport.h2 import Held
+from tests.support.certificates import Authority
 from tests.support.virtual.loop import virtual_loop
 
 MOST = 64 * 2**20
@@ -112,41 +123,72 @@ async def test_a_decompressed_body_is_expanded_to_one_byte_more_than_its_limit()
 
 
 class Client:
-    """Client's end of a connection, with what it has not read."""
+    """Client's end of a connection, which reads once `reading` is set."""
 
-    def __init__(self, unsent_bytes: int) -> None:
-        self.unsent_bytes, self.aborted = unsent_bytes, False
+    def __init__(self) -> None:
+        self.reading, self.aborted, self.got = asyncio.Event(), False, b""
 
-    def get_write_buffer_size(self) -> int:
-        return self.unsent_bytes
+    async def send(self, event) -> None:
+        await self.reading.wait()
+        self.got += event["body"]
+
+    def get_extra_info(self, name: str) -> str:
+        return name
 
     def abort(self) -> None:
         self.aborted = True
+        self.reading.set()
 
 
-def test_of_too_many_unread_answers_the_one_that_is_read_least_goes():
-    held, first, second, third = Held(1000), Client(10), Client(300), Client(0)
-    unread = Unread(held)
-    with unread.answer(first, 100), unread.answer(second, 300):
-        assert held.bytes == 400
-        with unread.answer(third, 600):
-            assert [each.aborted for each in (first, second, third)] == [False, True, False]
-        assert held.bytes == 400
-    assert held.bytes == 0
-    with unread.answer(first, 2000):
-        assert not first.aborted, "a single answer is not too many"
+def test_of_too_many_unread_answers_the_one_that_nobody_reads_goes():
+    async def play(loop) -> None:
+        held, body = Held(20 * PART_BYTES), bytes(6 * PART_BYTES)
+        unread, clients = Unread(held), [Client() for _ in range(4)]
+        slow, stalled, last, small = clients
+        tasks = [asyncio.create_task(unread.send(each.send, each, body)) for each in (stalled, slow)]
+        await asyncio.sleep(STALLED_S - 0.1)
+        assert held.bytes == 12 * PART_BYTES
+        slow.reading.set()
+        await tasks[1]
+        assert (slow.got, held.bytes) == (body, 6 * PART_BYTES)
+        await asyncio.sleep(0.2)
+        small.reading.set()
+        await unread.send(small.send, small, b"found")
+        assert (small.got, stalled.aborted) == (b"found", False), "there is room"
+        tasks.append(asyncio.create_task(unread.send(last.send, last, body)))
+        await asyncio.sleep(0.1)
+        assert [each.aborted for each in clients] == [False, True, False, False]
+        last.reading.set()
+        await asyncio.gather(*tasks)
+        assert (held.bytes, last.got) == (0, body)
+        silent = Client()
+        await unread.send(silent.send, silent, body)
+        assert silent.aborted, "it has read nothing for READS_S"
+        assert held.bytes == 0
+
+    with virtual_loop() as loop:
+        loop.run_until_complete(play(loop))
 
 
+def contexts(folder) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    authority = Authority(folder)
+    pair = authority.server()
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(pair.certificate, pair.key)
+    return theirs, ssl.create_default_context(cafile=str(authority.certificate))
+
+
+@pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("reads", [False, True])
-async def test_a_client_that_reads_nothing_loses_its_connection_and_a_slow_one_does_not(reads, monkeypatch):
-    monkeypatch.setattr(http1, "READS_S", 0.4)
+async def test_a_client_that_reads_nothing_loses_its_connection_and_a_slow_one_does_not(
+    reads, secure, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(calls, "READS_S", 0.4)
     unread, size = Unread(Held()), 16 * 2**20
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
-        with unread.answer(scope["extensions"]["client"]["transport"], size):
-            await send({"type": "http.response.body", "body": bytes(size), "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+        await unread.send(send, scope["extensions"]["client"]["transport"], bytes(size))
 
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=http1.Http1Connection)
     config.load()
@@ -154,8 +196,10 @@ async def test_a_client_that_reads_nothing_loses_its_connection_and_a_slow_one_d
     loop = asyncio.get_running_loop()
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # the system's own buffers hold megabytes
-    async with await loop.create_server(lambda: http1.Http1Connection(config, state, {}), sock=bound):
-        reader, writer = await asyncio.open_connection(*bound.getsockname(), limit=2**16)
+    theirs, ours = contexts(tmp_path) if secure else (None, None)
+    listener = await loop.create_server(lambda: http1.Http1Connection(config, state, {}), sock=bound, ssl=theirs)
+    async with listener:
+        reader, writer = await asyncio.open_connection(*bound.getsockname(), limit=2**16, ssl=ours)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         head, got = await reader.readuntil(b"\r\n\r\n"), 0
         assert head.startswith(b"HTTP/1.1 200")
@@ -163,6 +207,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection_and_a_slow_one_d
             got += len(part)
             await asyncio.sleep(0.02)
         while not reads and state.connections:
+            assert unread._held.bytes == size
             await asyncio.sleep(0.02)
         assert got == (size if reads else 0)
         writer.close()
