@@ -380,6 +380,8 @@ class Liar:
             left_s = system.server.ttl_s(key)
             kept = left_s is not None and math.isfinite(left_s) and not forever
             system.server.set(key, data, max(1, int(1e3 * left_s)) if kept and left_s is not None else 0)
+            if short.startswith("kept:") and system.plan_key_file is None:
+                system.promises.excuse(2 * HEAL_S)  # nobody signs what the next leader continues from
             if key == system.keys.plan() and system.plan_key_file is not None:
                 system.loop.call_later(NAMED_S, _judge_named, system, data)
 
