@@ -431,6 +431,8 @@ def in_a_file(system: System, rng: Rng) -> None:
     system.note(f"LIE in the file {path.name}: {lied:.300}")
     system.lies.append((system.loop.time(), path.name))
     path.write_text(lied) if lied else path.unlink()
+    if not lied and place is system.controller:
+        system.unwritten.add(system.keys.kept(path.stem))  # its copy: what is gone is not copied again
 
 
 def _document(name: str, text: str, rng: Rng) -> str:
