@@ -126,7 +126,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
         ControlCore,
         "_judge",
         "await self._record(view",
-        "self._set_basis(view, verdict)\n    await self._record(view",
+        "await self._set_basis(view, verdict)\n    await self._record(view",
         not_written,
         "no decision was recorded since",
     ),

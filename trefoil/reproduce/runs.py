@@ -189,9 +189,14 @@ def source_hash(policy: str = "", module: str = __name__, repository: str = "") 
 
 @cache
 def _imports(source: Path) -> tuple[str, ...]:
-    """Names of modules that a file imports, and of what it takes from them."""
-    found = list[str]()
-    for node in ast.walk(ast.parse(source.read_bytes())):
+    """Names of modules that a file imports, and of what it takes from them; what only types need is not imported."""
+    found, left = list[str](), list[ast.AST]([ast.parse(source.read_bytes())])
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+            continue
+        left += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
