@@ -210,8 +210,8 @@ class StateSync:
             try:
                 self.plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
                 bare, routing, now_s = self.plan_keys.verify_routes(plan), self._routing, self._clock.monotonic_s()
-                anybodys = self._from_disk and not self.plan_keys
-                routes = not anybodys and routing.plan is not None and bool(routing.plan.routes)
+                forgeable = self._from_disk and not self.plan_keys
+                routes = not forgeable and routing.plan is not None and bool(routing.plan.routes)
                 beats = self._fence.check(bare.revision, routing.obeyed, leader, now_s, routes=routes)
                 routing.set_plan(bare, beats_fence=beats)
             except TrefoilError as error:

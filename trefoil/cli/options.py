@@ -53,7 +53,7 @@ def file_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None
     """Value of an option that names a file to write, looked at before the work whose result it gets.
 
     Raises:
-        SettingError: this user cannot write there, a part of the path is no folder, or it is one.
+        SettingError: this user cannot write there, a part of the path is a file, or it is a folder.
     """
     return _to_write(param, value, folder=False)
 

@@ -7,7 +7,7 @@ Formulation: a plan of epoch e may be obeyed where e <= E, the highest epoch tha
     older than the one obeyed is refused, because Redis may have been restored. The fence is void once a controller has
     led under E = e for BEATEN_S of sight: then what was obeyed is not of this lease, or was forged (plans unsigned).
     A fence that routes nothing, or is unsigned and known from the disk alone, is void at first sight of such a leader:
-    nothing is lost with the one, and the other may be anybody's.
+    nothing is lost with the one, and the other may be forged.
     Where plans are signed, one of the same epoch never beats: the leader has signed both.
 Deviations: none.
 """
@@ -45,7 +45,7 @@ class PlanFence:
 
     def check(self, plan: Revision, obeyed: Revision, leader: Leader, now_s: float, *, routes: bool = True) -> bool:
         """Check that a plan may be obeyed; True: although it is older than the one obeyed. `routes`: whether the one
-        obeyed routes anything, and is not anybody's.
+        obeyed routes anything, and cannot be forged.
 
         Raises:
             Fenced: its epoch is none that a controller has led under.

@@ -59,9 +59,7 @@ def backtest(
     test_share: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="The last part of the trace that is scored; before it, they learn.")
     ] = 0.5,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV of every model's scores by lead time.", callback=file_to_write)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV of all scores by lead time.", callback=file_to_write)] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of the same.", callback=file_to_write)] = None,
     as_json: AsJson = False,
 ) -> None:

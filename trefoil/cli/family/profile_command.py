@@ -59,9 +59,7 @@ def profile(
         bool, typer.Option("--estimate-energy", help="Without a meter, write joules by the power law (basis modelled).")
     ] = False,
     machine: Annotated[str, typer.Option(help="What the header says it was measured on; default: this CPU.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="The CSV; default: out/profile/<family>.csv.", callback=file_to_write)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: out/profile/FAMILY.csv.", callback=file_to_write)] = None,
     repository: Repository = MODELS,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,

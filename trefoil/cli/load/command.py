@@ -53,9 +53,7 @@ def load(
     permute_labels: Annotated[
         bool, typer.Option("--permute-labels", help="Control: accuracy must fall to chance.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write records, series and summary to this JSON file.", callback=file_to_write)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON of records, series, summary.", callback=file_to_write)] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
