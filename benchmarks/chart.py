@@ -70,7 +70,9 @@ SETS: Final[dict[str, tuple[str, ...]]] = {
         "gpu.image=trefoil-gpu:1",
     ),
     "given secrets, dashboards": ("secrets=given", "prometheus.dashboards=true", "networkPolicies.enabled=false"),
-    "a Gateway instead of HAProxy": ("haproxy.enabled=false", "grpcRoute.enabled=true", "grpcRoute.gateway=infra/public"),
+    "a Gateway instead of HAProxy": (
+        "haproxy.enabled=false", "grpcRoute.enabled=true", "grpcRoute.gateway=infra/public",
+    ),
 }  # fmt: skip
 GPUS: Final = "gpu.nodes={a},simulated.replicas=0"
 REFUSED: Final = {
