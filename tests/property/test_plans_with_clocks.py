@@ -190,16 +190,18 @@ def test_plans_with_clocks_keep_slo_and_floor(one):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @given(drawn())
 @settings(max_examples=200, deadline=None, phases=SHRINKLESS)
 def test_plans_with_clocks_keep_slo_and_floor_in_many_examples(one):
     check(one)
 
 
-@pytest.mark.xfail(strict=True, reason="98.0 % of one seed in three: a rollout counts on clocks that are not in force")
-def test_a_load_that_doubles_in_30_s_is_in_time_at_a_quantile_of_99_percent():
-    figures, degraded = play(DOUBLING, "exact_miad")
-    assert judged(DOUBLING, figures, degraded, DOUBLING.quantile) == ""
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_load_that_doubles_in_30_s_is_in_time_at_a_quantile_of_99_percent(seed):
+    one = dataclasses.replace(DOUBLING, seed=seed)
+    figures, degraded = play(one, "exact_miad")
+    assert judged(one, figures, degraded, one.quantile) == ""
 
 
 def test_a_run_is_judged_by_what_was_promised():

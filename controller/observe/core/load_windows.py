@@ -3,8 +3,8 @@
 Data: `LoadWindow`s of all workers, in any order. No I/O, no clock: `now_s` comes in.
 Formulation: arrivals go to bins of `bin_s` in proportion to the overlap (windows of different workers are not aligned);
 the newest bin that counts is the last one that every live worker has reported. SCV of the gaps: the index of dispersion
-of arrivals per window (for a renewal stream it tends to the SCV of its gaps), taken as 1 unless it is 2.6 standard
-errors of a Poisson stream away; from successive differences, so that a ramp does not pass for burstiness.
+of arrivals per window (for a renewal stream it tends to the SCV of its gaps), taken as 1 unless fewer than 1 in 100
+Poisson streams show it; from successive differences, so that a ramp does not pass for burstiness.
 slo_attainment = answered within the SLO / ended (rejected and failed are misses); accuracy = of the variants that
 answered.
 Deviations: none.
@@ -223,7 +223,8 @@ class LoadWindows:
         weight = sum(share for share, _, _ in found)
         index = 1 + sum(i - 1 for _, i, _ in found) / weight
         error = math.sqrt(sum(e * e for _, _, e in found)) / weight
-        return 1.0 if abs(index - 1) <= DISPERSION_SIGMAS * error else max(0.05, index)
+        low, high = (_dispersion_of_chance(error, sigmas) for sigmas in (-DISPERSION_SIGMAS, DISPERSION_SIGMAS))
+        return 1.0 if low <= index <= high else max(0.05, index)
 
     def items_mean(self, family: str) -> float:
         """Rows per request; 1.0 while nothing was answered."""
@@ -442,3 +443,8 @@ def _dispersion(entries: Sequence[tuple[int, float]]) -> tuple[float, float]:
     index = sum((b - a) ** 2 for a, b in pairwise(residuals)) / (2 * pairs)
     # Successive differences know as much as 2/3 of that many independent counts.
     return index, math.sqrt(2 / (pairs * 2 / 3))
+
+
+def _dispersion_of_chance(error: float, sigmas: float) -> float:
+    """Index of a Poisson stream at a normal quantile: a chi-squared law, skew to the right (Wilson-Hilferty)."""
+    return float((1 - error**2 / 9 + sigmas * error / 3) ** 3)

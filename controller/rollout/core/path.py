@@ -9,6 +9,7 @@ Formulation: a hop leads to a waypoint in at most three steps:
   2 shift   routes to what stays and what is new, leaving slices draining; stop them, start what they blocked, swap to
             slower variants (their shares are cut before they slow down); wait READY
   3 settle  the routes of the waypoint
+Before the first slice leaves, and until the target's routes, devices run at the highest clock of their ranges.
 A hop is legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. If
 that is less than the need, because one of both cannot carry it within the SLO, the same holds of sustained rates. All
 units hop together if that is legal, else as many at a time as is legal (a unit: slices that go, with those that need
@@ -115,9 +116,27 @@ def plan_path(snapshot: FleetSnapshot, target: Plan, inputs: RolloutInputs) -> R
     for name, waypoints in _waypoint_choices(snapshot, goal, moved, inputs):
         path = _PathBuilder(snapshot, target, goal, inputs)
         if all(path.batches(waypoint) for waypoint in waypoints):
-            return RolloutPath(tuple(path.settled(blocked)), name, floor_per_s=floor, blocked=blocked)
+            steps = _at_full_clocks(snapshot, tuple(path.settled(blocked)))
+            return RolloutPath(steps, name, floor_per_s=floor, blocked=blocked)
         refused = refused or path.refused
     return RolloutPath((), f"no order of steps keeps the capacity that the load needs: {refused}", True, floor)
+
+
+def _at_full_clocks(snapshot: FleetSnapshot, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps without governors until the last one: what carries the load of slices that leave has the clock that its
+    capacity was counted at, and has it before they leave."""
+    if not any(step.drained or step.ready for step in steps):
+        return steps
+    *way, last = (replace(step, devices=_ungoverned(step.devices)) for step in steps)
+    governed = any(device.governor and device.slices for device in snapshot.devices.values())
+    if governed and steps[0].name != "start":
+        routes = serving_routes(snapshot.routes, snapshot.ready)
+        way.insert(0, Step("clocks", routes, _ungoverned(snapshot.devices), frozenset(), {}))
+    return (*way, replace(last, devices=steps[-1].devices))
+
+
+def _ungoverned(devices: Devices) -> Devices:
+    return {name: replace(device, governor="") if device.governor else device for name, device in devices.items()}
 
 
 def _blocked(snapshot: FleetSnapshot, planned: Devices) -> str:

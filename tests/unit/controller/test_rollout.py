@@ -254,6 +254,29 @@ def test_two_gpus_are_rebuilt_one_after_the_other_when_one_alone_carries_the_loa
     assert [{k.device for k in s.drained} for s in found.steps if s.drained] == [{"node0/gpu0"}, {"node0/gpu1"}]
 
 
+def test_governors_rest_from_before_the_first_slice_leaves_until_the_target_is_reached():
+    """Capacity on the way is counted at the highest clock: a governor would climb there only once requests are late."""
+    parts = {f"node0/gpu{i}": (("4g.20gb", 0), ("3g.20gb", 4)) for i in (0, 1)}
+    now = standing_of({name: (planned("7g.40gb", 0, SMALL, name),) for name in parts})
+    now = replace(now, devices={n: replace(d, governor="miad", clock_min_mhz=600) for n, d in now.devices.items()})
+    then = plan_of({name: tuple(planned(*part, SMALL, name) for part in each) for name, each in parts.items()})
+    goal = tuple(replace(d, governor="miad", clock_min_mhz=900) for d in then.nodes[0].devices)
+    then = replace(then, nodes=(replace(then.nodes[0], devices=goal),))
+
+    first, *way, last = plan_path(now, then, rollout_inputs(80)).steps
+    assert first.name == "clocks"
+    assert first.devices == {n: replace(d, governor="") for n, d in now.devices.items()}
+    assert first.routes == now.routes
+    assert not first.drained
+    assert any(step.drained for step in way)
+    assert {d.governor for step in way for d in step.devices.values()} == {""}
+    assert last.devices == {d.device: d for d in goal}
+
+    shares = replace(then, nodes=(replace(then.nodes[0], devices=tuple(now.devices.values())),), routes=now.routes)
+    (only,) = plan_path(now, shares, rollout_inputs(80)).steps
+    assert {d.governor for d in only.devices.values()} == {"miad"}
+
+
 def test_a_sleeping_gpu_carries_the_load_while_the_only_awake_one_is_rebuilt():
     now = {"node0/gpu0": (planned("7g.40gb", 0, SMALL),), "node0/gpu1": ()}
     then = {"node0/gpu0": (planned("4g.20gb", 0, SMALL), planned("3g.20gb", 4, SMALL)), "node0/gpu1": ()}

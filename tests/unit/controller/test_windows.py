@@ -164,6 +164,13 @@ def test_poisson_arrivals_have_a_gap_scv_of_one_and_batches_have_more(workers):
     assert scv(4) > 2.0
 
 
+def test_of_a_thousand_poisson_streams_fewer_than_ten_pass_for_bursts():
+    """Nothing is planned for bursts that are chance: at every look, for as long as a family is served."""
+    rng = np.random.default_rng(3)
+    streams = ([window(i + 1, 0.5 * i, 0.5 * (i + 1), int(rng.poisson(30))) for i in range(40)] for _ in range(1000))
+    assert sum(book(*windows).gap_scv("toy") > 1 for windows in streams) < 10
+
+
 def test_a_ramp_is_not_burstiness():
     rng = np.random.default_rng(6)
     found = book(*(window(i + 1, 0.5 * i, 0.5 * (i + 1), int(rng.poisson(5 + i / 4))) for i in range(120)))
