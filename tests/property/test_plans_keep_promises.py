@@ -32,6 +32,7 @@ def test_classes_families_and_floors_are_kept_in_drawn_fleets(case):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES)
 def test_classes_families_and_floors_are_kept_in_many_drawn_fleets(case):
     policy, settings, _ = CASES[case]
