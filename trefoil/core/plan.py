@@ -72,6 +72,11 @@ class PlannedDevice:
         return self.clock_max_mhz or -round(self.power_limit_w)
 
     @property
+    def governed(self) -> bool:
+        """Whether a governor moves its clock inside the range."""
+        return self.governor not in ("", "fixed")
+
+    @property
     def families(self) -> tuple[str, ...]:
         """Families that its slices host, in order."""
         return tuple(sorted({hosted.family for part in self.slices for hosted in part.hosted}))

@@ -123,12 +123,12 @@ def plan_path(snapshot: FleetSnapshot, target: Plan, inputs: RolloutInputs) -> R
 
 
 def _at_full_clocks(snapshot: FleetSnapshot, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps without governors until the last one: what carries the load of slices that leave has the clock that its
-    capacity was counted at, and has it before they leave."""
+    """The steps with governors at rest until the last one: what carries the load of slices that leave has the clock that
+    its capacity was counted at, and has it before they leave."""
     if not any(step.drained or step.ready for step in steps):
         return steps
     *way, last = (replace(step, devices=_ungoverned(step.devices)) for step in steps)
-    governed = any(device.governor and device.slices for device in snapshot.devices.values())
+    governed = any(device.governed and device.slices for device in snapshot.devices.values())
     if governed and steps[0].name != "start":
         routes = serving_routes(snapshot.routes, snapshot.ready)
         way.insert(0, Step("clocks", routes, _ungoverned(snapshot.devices), frozenset(), {}))
@@ -136,7 +136,7 @@ def _at_full_clocks(snapshot: FleetSnapshot, steps: tuple[Step, ...]) -> tuple[S
 
 
 def _ungoverned(devices: Devices) -> Devices:
-    return {name: replace(device, governor="") if device.governor else device for name, device in devices.items()}
+    return {name: replace(device, governor="") if device.governed else device for name, device in devices.items()}
 
 
 def _blocked(snapshot: FleetSnapshot, planned: Devices) -> str:
