@@ -230,6 +230,17 @@ async def test_the_keeper_locks_what_the_governor_wants_as_time_passes_and_refus
     assert bench.gpus.locked is None
 
 
+async def test_a_governor_that_rests_needs_none_of_the_settings_that_the_agent_has_for_governors(tmp_path):
+    bench = Bench(tmp_path)
+    await bench.start(clock_plan(max_mhz=1200))
+    bench.node.settings = bench.node.settings.model_copy(update={"parts": {"governor": {"statistic": "slo"}}})
+    bench.keeper.refuse(clock_plan(max_mhz=1200))
+    fixed = replace(clock_plan(), devices=tuple(replace(d, governor="fixed") for d in clock_plan().devices))
+    with pytest.raises(PlanError, match="statistic = 'slo': fixed has no such setting"):
+        bench.keeper.refuse(fixed)
+    await bench.end()
+
+
 class Serving:
     """An agent whose plan names `miad`, on a Redis to which a dispatcher reports one family every half second.
 
