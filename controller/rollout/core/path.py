@@ -123,8 +123,8 @@ def plan_path(snapshot: FleetSnapshot, target: Plan, inputs: RolloutInputs) -> R
 
 
 def _at_full_clocks(snapshot: FleetSnapshot, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps with governors at rest until the last one: what carries the load of slices that leave has the clock that
-    its capacity was counted at, and has it before they leave."""
+    """The steps with governors at rest until the last one: what carries the load of slices that leave has, before they
+    do, the clock that its capacity was counted at."""
     if not any(step.drained or step.ready for step in steps):
         return steps
     *way, last = (replace(step, devices=_ungoverned(step.devices)) for step in steps)
