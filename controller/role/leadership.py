@@ -131,16 +131,17 @@ class Leadership:
         kept = self._kept_epoch()
         if not believed_epoch(kept + 1, known, KEPT_AHEAD_MAX):
             self._forget_epochs(known)
-            kept = known
+            kept = self._known_epoch
         return kept, max([kept, *(believed_epoch(epoch, kept) for epoch in seen)])
 
     def _forget_epochs(self, known: int) -> None:
-        """Forget what this disk says of epochs: it is too far beyond all that readers, or Redis, know. Agents would
-        refuse a controller that leads under the next one."""
+        """Forget what a file of this disk says of epochs: it is too far beyond all that readers, or Redis, know. Agents
+        would refuse a controller that leads under the next one."""
         self._log.warning("the epoch on disk is void", role=ROLE, epoch=self._kept_epoch(), known=known)
-        led = int(self._disk.load_plain(LED).get("epoch", 0))
+        kept, led = (int(self._disk.load_plain(name).get("epoch", 0)) for name in ("epoch", LED))
         if not believed_epoch(led + 1, known, KEPT_AHEAD_MAX):
             self._disk.save(LED, {"epoch": 0})  # as if it were lost: copies of another controller are taken over
+        known = max(known, *(one for one in (0, kept, led) if believed_epoch(one + 1, known, KEPT_AHEAD_MAX)))
         self._disk.save("epoch", {"epoch": known})
         self._known_epoch = known
 

@@ -148,6 +148,17 @@ async def test_an_epoch_on_its_disk_that_is_far_beyond_all_others_is_not_led_und
     assert host.controller("a", highest_seen=reader)._kept_epoch() == 5
 
 
+@pytest.mark.parametrize(("sound", "spoilt"), [("epoch", "led"), ("led", "epoch")])
+async def test_a_spoilt_file_takes_no_epoch_with_it_that_the_other_one_knows(host, sound, spoilt):
+    """Under which nothing was written yet, so that no reader knows it; what Redis counts is spoilt too."""
+    host.server.spoil("trefoil:default:epoch:controller", b"999999999999")
+    (host.folder / f"{sound}.json").write_text('{"epoch": 7}')
+    (host.folder / f"{spoilt}.json").write_text('{"epoch": 4294967295}')
+    alone = host.controller("a", highest_seen=3)
+    await alone._step()
+    assert alone.epoch == 8
+
+
 async def test_an_epoch_above_a_believed_report_is_exceeded_although_no_reader_obeyed_it(host):
     """A false acknowledgement stood, and its leader died before it had sent a plan."""
     host.server.spoil("trefoil:default:epoch:controller", b"1000002")
