@@ -157,7 +157,7 @@ class ClockKeeper:
         for planned in {device.governor: device for device in plan.devices}.values():
             name = settings.governor or planned.governor
             try:
-                governor_of(name, settings.parts.get("governor", {}) if name else {})  # "": at rest
+                governor_of(name, settings.parts.get("governor", {}))
             except SettingError as error:
                 raise PlanError(str(error), field=f"device {planned.device}") from error
 

@@ -25,11 +25,11 @@ def reads_latency(name: str) -> bool:
 
 
 def governor_of(name: str, settings: Mapping[str, Value]) -> Governor:
-    """Make the governor of one device.
+    """Make the governor of one device; "": the one of a device whose plan names none, which takes no settings.
 
     Raises:
         SettingError: one that is not there or cannot be made, or a setting that it has not.
     """
     part: Part[Any] = find(Kind.GOVERNOR, name or NONE_NAMED, GOVERNORS)
-    governor: Governor = part.made(settings=part.settings_of(settings))
+    governor: Governor = part.made(settings=part.settings_of(settings if name else {}))
     return governor

@@ -45,6 +45,11 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
+def governs(governor: str) -> bool:
+    """Whether a governor of this name moves clocks."""
+    return governor not in ("", "fixed")
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedSlice:
     """Slice that ought to exist, and what it ought to serve."""
@@ -74,7 +79,7 @@ class PlannedDevice:
     @property
     def governed(self) -> bool:
         """Whether a governor moves its clock inside the range."""
-        return self.governor not in ("", "fixed")
+        return governs(self.governor)
 
     @property
     def families(self) -> tuple[str, ...]:

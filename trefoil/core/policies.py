@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from trefoil.core.errors import NotFound, SettingError, one_of
 from trefoil.core.parts import Kind, Value, load_attribute
+from trefoil.core.plan import governs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Policy:
     def moves_clocks(self) -> bool:
         """Whether GPUs may run below their highest clock."""
         planned = self.settings.get(Kind.PLANNER, {}).get("clocks", "highest")
-        return self.governor not in ("", "fixed") or planned != "highest"
+        return governs(self.governor) or planned != "highest"
 
     @property
     def levers(self) -> tuple[str, ...]:

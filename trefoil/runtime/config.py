@@ -28,6 +28,9 @@ from trefoil.runtime.security.secret_files import OVERLAP, Check, FileSecret, on
 
 MASK = "***"
 TOML_BYTES_MAX = 16 * 2**20  # tens of thousands of tenants
+KEY_PARTS_MAX = 32  # of a TOML key: Python's parser takes time by the third power of their number, minutes for 5,000
+_KEY_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*(?:{_KEY_PART}){{{KEY_PARTS_MAX}}}", re.MULTILINE | re.ASCII)
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
 OVERRIDES_VARIABLE = "TREFOIL_OVERRIDES"
 FIXED = "remove it: the program fixes its value"
@@ -401,12 +404,25 @@ def read_toml(path: Path, field: str = "file") -> dict[str, Any]:
         errors.SettingError: it cannot be read, has more than TOML_BYTES_MAX, or is not valid.
     """
     try:
-        return tomllib.loads(_bytes_of(path).decode("utf-8-sig"))
+        return parse_toml(_bytes_of(path).decode("utf-8-sig"))
     except (OSError, NotPlain, UnicodeDecodeError) as error:
         remedy = "name a TOML file"
         raise errors.system_error(errors.SettingError, error, "be read", path, field=field, remedy=remedy) from error
     except (ValueError, RecursionError) as error:
         raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML, whose time a bad file must not choose.
+
+    Raises:
+        ValueError: it is not valid, or has a key of more than `KEY_PARTS_MAX` parts.
+        RecursionError: it is too deep.
+    """
+    if long := _LONG_KEY.search(text):
+        line = text.count("\n", 0, long.end()) + 1
+        raise ValueError(f"line {line} has a key of more than {KEY_PARTS_MAX} parts")
+    return tomllib.loads(text)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -422,7 +438,7 @@ def _parse(raw: str) -> Any:
     """Lists and tables in TOML syntax; everything else stays text, which pydantic converts by the field's type."""
     if raw[:1] in ("[", "{"):
         try:
-            return tomllib.loads(f"value = {raw}")["value"]
+            return parse_toml(f"value = {raw}")["value"]
         except (ValueError, RecursionError):
             return raw
     return raw

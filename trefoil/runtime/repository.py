@@ -4,7 +4,6 @@ import csv
 import datetime
 import os
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from trefoil.core.objective import PERCENTILE, TokenSlo, check_token_slo, token_
 from trefoil.core.outside.ranges import Ranged
 from trefoil.core.power import fitted_sensitivity
 from trefoil.installation import MODELS, repositories
-from trefoil.runtime.config import explain
+from trefoil.runtime.config import explain, parse_toml
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     CONFIG_BYTES_MAX,
@@ -30,7 +29,6 @@ from trefoil.runtime.given.repository_names import (
     NAME,
     PROFILE_BYTES_MAX,
     TOML_BYTES_MAX,
-    TOML_DOTS_MAX,
     VERSION_MAX,
     boundary,
     check_name,
@@ -260,10 +258,7 @@ def stated_digests(root: Path) -> dict[tuple[str, int], str]:
 
 def _read_tree(path: Path, below: Path) -> _Family:
     try:
-        text = _read(path, below, TOML_BYTES_MAX)
-        if any(line.count(".") > TOML_DOTS_MAX for line in text.splitlines()):
-            raise ValueError(f"a line has more than {TOML_DOTS_MAX} dots")
-        tree = tomllib.loads(text)
+        tree = parse_toml(_read(path, below, TOML_BYTES_MAX))
     except (ValueError, RecursionError) as error:
         raise errors.CatalogError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
     try:

@@ -89,8 +89,7 @@ class DeviceGovernor:
         """The governor that the plan, or the override, names."""
         name = self._override or planned.governor
         if self._governor is None or name != self._name:
-            settings = self._settings if name else {}  # a device that is not planned has no governor
-            self._governor, self._name = governor_of(name, settings), name
+            self._governor, self._name = governor_of(name, self._settings), name
         return self._governor
 
     def range(

@@ -110,6 +110,9 @@ def test_models_made_in_python_are_refused_by_our_errors_too():
             r"pace: unknown setting .*pace \(set speedup\).*Remedy: set speedup",
         ),
         ("zone = \nx = 1", "not valid TOML.*line 1"),
+        ("x = 1\n" + "a." * 20_000 + "b = 1", "not valid TOML: line 2 has a key of more than 32 parts"),
+        ("[[ " + '"a b" . ' * 20_000 + "b]]", "not valid TOML: line 1 has a key of more than 32 parts"),
+        ("x = {y = 1, " + "'a'." * 20_000 + "b = 1}", "not valid TOML: line 1 has a key of more than 32 parts"),
     ],
 )
 def test_bad_values_name_file_field_value_and_remedy(tmp_path, text, named):

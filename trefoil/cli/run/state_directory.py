@@ -231,7 +231,7 @@ class StatePaths:
                 "no system is running there",
                 field="state_dir",
                 value=str(self.state_dir),
-                remedy="start one: trefoil up (or name the right --state-dir, or a service by --target)",
+                remedy="start one: trefoil up; or name another: --state-dir, or its address as --help says",
             )
         return launch
 

@@ -20,7 +20,6 @@ STAGE_NAME: Final = re.compile(NAME[:-1] + r"(@[0-9]{1,4}of[0-9]{1,4})?$")
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}")
 CONFIG_BYTES_MAX: Final = 2**20
 TOML_BYTES_MAX: Final = 2**17  # 256 variants of 400 bytes
-TOML_DOTS_MAX: Final = 100  # of a line: Python's parser takes time by the square of a dotted key's length
 PROFILE_BYTES_MAX: Final = 2**24
 ONNX_BYTES_MAX: Final = 2**31  # of the graph, as protobuf bounds it; larger weights are external data
 FILE_BYTES_MAX: Final = 2**38
