@@ -104,7 +104,7 @@ def _check(line: bytes, endpoint: str, line_bytes_max: int, seen: set[bytes], fo
         return _wrong("custom_id", custom_id, "give each line its own", "duplicate_custom_id")
     seen.add(digest)
     model = body.get("model")
-    if type(model) is not str or not model:
+    if type(model) is not str or not 0 < len(model) <= ID_CHARS_MAX or not _is_text(model):
         return _wrong("body.model", model, "name a family: GET /v1/models")
     found.model = found.model or model
     if model != found.model:

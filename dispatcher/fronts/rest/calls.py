@@ -31,7 +31,9 @@ STALLED_S: Final = 5.0
 """After which it may lose its connection, where there is no room."""
 DISCARDED_BYTES_MAX: Final = 16 * 2**20
 UNREAD_S: Final = 60.0
-"""How long an event waits for a client that does not read."""
+"""How long an event waits for a client that does not read, or a body for one that does not send."""
+BODY_BYTES_PER_S: Final = 4096
+"""Least pace of a body that is read by parts."""
 CUT_S: Final = 1.0
 """How long the last event of a response that is cut off waits for such a client."""
 STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: send the request again")
@@ -214,27 +216,37 @@ async def _whole(ask: HttpRequest, most: float, limit: str) -> bytes:
 
 
 async def body_of(ask: HttpRequest) -> AsyncIterator[bytes]:
-    """A body part by part, as it comes. Raises ClientDisconnected, also for a client that sends nothing."""
-    more = True
+    """A body part by part, as it comes.
+
+    Raises:
+        ClientDisconnected: the client left.
+        HttpError: it sent nothing for UNREAD_S, or less than BODY_BYTES_PER_S in the mean.
+    """
+    loop = asyncio.get_running_loop()
+    ends_s, more = loop.time() + UNREAD_S, True
     while more:
         try:
-            async with asyncio.timeout(UNREAD_S):
+            async with asyncio.timeout_at(min(ends_s, loop.time() + UNREAD_S)):
                 event = await ask.receive()
         except TimeoutError as error:
-            raise ClientDisconnected from error
+            why = f"the body did not come at {BODY_BYTES_PER_S} bytes/s. Remedy: send it faster"
+            raise HttpError(408, why, ((b"connection", b"close"),)) from error
         if event["type"] == "http.disconnect":
             raise ClientDisconnected
-        yield event.get("body", b"")
+        part = event.get("body", b"")
+        ends_s += len(part) / BODY_BYTES_PER_S
+        yield part
         more = event.get("more_body", False)
 
 
 async def discard(body: AsyncIterator[bytes]) -> None:
     """Drop what follows in a body that is refused, so that its client reads the refusal."""
     left = DISCARDED_BYTES_MAX
-    async for part in body:
-        left -= len(part)
-        if left < 0:
-            return
+    with suppress(HttpError):  # it is too slow
+        async for part in body:
+            left -= len(part)
+            if left < 0:
+                return
 
 
 async def read_text(

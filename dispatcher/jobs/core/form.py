@@ -36,12 +36,12 @@ class Form:
         self._value = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Read what came next; yields bytes of the file.
+        """Read what came next; yields bytes of the file. What follows the last mark is dropped.
 
         Raises:
             InvalidInput: it is not a form, or its fields are too many or too large.
         """
-        self._held += data
+        self._held = b"" if self.ended else self._held + data
         while not self.ended:
             at = self._held.find(self._mark)
             content = self._held[:at] if at >= 0 else self._held[: max(0, len(self._held) - len(self._mark) + 1)]

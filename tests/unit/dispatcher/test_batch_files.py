@@ -64,6 +64,15 @@ def test_a_wrong_form_is_refused_by_what_is_wrong(body, words):
         list(Form(TYPE).feed(body))
 
 
+def test_what_follows_a_form_is_not_held():
+    form = Form(TYPE)
+    assert b"".join(form.feed(BODY)) == FILE
+    for _ in range(100):
+        assert list(form.feed(b"\r\n--xyz\r\n" + b"x" * 100_000)) == []
+    assert form.ended
+    assert len(form._held) < len(BODY)
+
+
 def test_a_form_that_breaks_off_has_not_ended():
     form = Form(TYPE)
     assert FILE.startswith(b"".join(form.feed(BODY[:-12])))
@@ -89,6 +98,8 @@ def test_a_file_of_lines_has_one_model(tmp_path):
         ({**LINE, "custom_id": 7}, "invalid_request", "custom_id"),
         ({**LINE, "body": []}, "invalid_request", "body"),
         ({**LINE, "body": {}}, "invalid_request", "body.model"),
+        ({**LINE, "body": {"model": "\ud800"}}, "invalid_request", "body.model"),
+        ({**LINE, "body": {"model": "x" * 600}}, "invalid_request", "body.model"),
         ({**LINE, "more": 1}, "invalid_request", "more"),
         (b"[]", "invalid_json_line", ""),
         (b"\xff", "invalid_json_line", ""),

@@ -5,6 +5,7 @@ import gzip
 import socket
 import ssl
 import zlib
+from contextlib import nullcontext
 
 import grpc
 import pytest
@@ -15,10 +16,13 @@ from dispatcher.fronts.rest import calls, compression, http1
 from dispatcher.fronts.rest.calls import (
     PART_BYTES,
     STALLED_S,
+    UNREAD_S,
     HttpError,
     HttpRequest,
     Room,
     Unread,
+    body_of,
+    discard,
     read_body,
     read_text,
 )
@@ -67,6 +71,29 @@ def test_a_body_that_does_not_end_is_refused_after_a_minute(pause_s):
             loop.run_until_complete(asyncio.wait_for(read_body(asking(client, Held()), MOST), 3600))
         assert loop.time() - since_s == pytest.approx(MESSAGE_S)
         assert (refused.value.status, refused.value.headers) == (408, ((b"connection", b"close"),))
+
+
+@pytest.mark.parametrize(
+    ("parts", "pause_s", "ends_s"),
+    [
+        ([b"x"] * 100_000, 1.0, UNREAD_S),  # drips
+        ([b"x" * 40_960] * 7, 1.0, UNREAD_S + 7),  # is silent after that
+        ([b"x" * 4096] * 600, 1.5, 3 * UNREAD_S),  # is slower in the mean: 60 s + t / 1.5 = t
+    ],
+)
+def test_a_body_by_parts_that_comes_too_slowly_is_refused(parts, pause_s, ends_s):
+    async def read(body):
+        async for _ in body:
+            pass
+
+    for reading in (read, discard):
+        with virtual_loop() as loop:
+            client, since_s = Sending(*parts, ends=False, pause_s=pause_s), loop.time()
+            refused = nullcontext() if reading is discard else pytest.raises(HttpError, match="4096 bytes/s")
+            with refused as caught:
+                loop.run_until_complete(asyncio.wait_for(reading(body_of(asking(client, Held()))), 3600))
+            assert loop.time() - since_s == pytest.approx(ends_s, rel=0.02)
+            assert caught is None or caught.value.status == 408
 
 
 async def test_a_body_is_counted_until_its_request_ends():
