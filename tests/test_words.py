@@ -17,6 +17,8 @@ from trefoil.cli.main import COMMANDS, import_command
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ENTRY_WORDS_MAX: Final = 20
+README_WORDS_MAX: Final = 600
+DOCS_WORDS_MAX: Final = 60_000  # as `wc -w` counts them
 DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PAGES: Final = [
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
@@ -33,6 +35,12 @@ def faults(text: str) -> list[str]:
 @pytest.mark.parametrize("name", ["README.md", *PAGES])
 def test_a_page_has_short_sentences_and_plain_words(name):
     assert faults((ROOT / name).read_text()) == []
+
+
+def test_docs_are_no_longer_than_they_may_be():
+    assert len((ROOT / "README.md").read_text().split()) <= README_WORDS_MAX
+    of_users = {*PAGES, "CHANGELOG.md"} - {"CONTRIBUTING.md"}
+    assert sum(len((ROOT / name).read_text().split()) for name in of_users) <= DOCS_WORDS_MAX
 
 
 def test_an_entry_of_the_changelog_is_a_line_of_at_most_20_words():

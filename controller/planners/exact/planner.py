@@ -457,7 +457,7 @@ def _mix(solution: Solution, family: str) -> str:
 def _against(inputs: PlanningInput, family: str, e: Expected) -> str:
     measured = next((m for m in inputs.view.measured if m.family == family), None)
     if measured is not None and measured.grams_per_request:
-        return f" (measured now {measured.grams_per_request * 1e3:.3f} mg)"
+        return f" (now {measured.grams_per_request * 1e3:.3f} mg)"
     current = inputs.view.current.expected.get(family) if inputs.view.current else None
     if current is not None and current.joules_per_request > 0:
         change = e.joules_per_request / current.joules_per_request - 1

@@ -1,4 +1,4 @@
-"""The examples of docs/quickstart.md as printed, against a system of `trefoil up`."""
+"""The examples of README.md and docs/quickstart.md as printed, against a system of `trefoil up`."""
 
 import os
 import shlex
@@ -13,15 +13,19 @@ from tests.support.system import TREFOIL
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-PAGE = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
+ROOT = Path(__file__).parents[3]
 NOT_HERE = ("trefoil up", "trefoil down", "trefoil setup", "trefoil top")
 """Start and end are the fixture's, and `top` needs a terminal."""
+OF_A_READER = "TRITON_REPO"
+"""Stands for a folder that a reader has."""
 
 
-def test_commands_end_well(serving: Serving) -> None:
-    lines = [line for language, text in examples(PAGE) if not language for line in text.splitlines()]
+@pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/quickstart.md", 7)])
+def test_commands_end_well(serving: Serving, page: str, least: int) -> None:
+    blocks = [text for language, text in examples((ROOT / page).read_text()) if not language]
+    lines = [line for text in blocks if OF_A_READER not in text for line in text.splitlines()]
     commands = [line for line in lines if line.startswith("trefoil ") and not line.startswith(NOT_HERE)]
-    assert len(commands) > 6
+    assert len(commands) >= least
     here = {**os.environ, "TREFOIL_STATE_DIR": str(serving.system.state_dir)}
     try:
         for line in commands:
@@ -32,7 +36,10 @@ def test_commands_end_well(serving: Serving) -> None:
         serving.system.ask("objective", "set", "--reset")
 
 
-def test_the_client_gets_an_answer_and_its_receipt(serving: Serving, capsys: pytest.CaptureFixture[str]) -> None:
-    [program] = [text for language, text in examples(PAGE) if language == "python"]
-    exec(compile(program.replace("127.0.0.1:8001", serving.system.inference), "quickstart.md", "exec"), {})
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_client_gets_an_answer_and_its_receipt(
+    serving: Serving, capsys: pytest.CaptureFixture[str], page: str
+) -> None:
+    [program] = [text for language, text in examples((ROOT / page).read_text()) if language == "python"]
+    exec(compile(program.replace("127.0.0.1:8001", serving.system.inference), page, "exec"), {})
     assert "trefoil_energy_j_estimate" in capsys.readouterr().out
