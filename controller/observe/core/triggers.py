@@ -207,8 +207,8 @@ def _load_at_once(demand: Demand, basis: PlanBasis, thresholds: Thresholds) -> l
     return [
         Trigger(
             "load",
-            f"{demand.family}: p90 demand {demand.rate_p90_per_s:.1f}/s > capacity {capacity:.1f}/s, "
-            f"rate {rate:.1f}/s > {limit:.1f}/s (planned for {planned.rate_per_s:.1f}/s)",
+            f"{demand.family}: p90 demand of {demand.rate_p90_per_s:.1f}/s exceeds the capacity of {capacity:.1f}/s; "
+            f"{rate:.1f}/s came, {planned.rate_per_s:.1f}/s were planned (limit {limit:.1f}/s)",
         )
     ]
 
@@ -233,10 +233,10 @@ def _load_patient(demand: Demand, basis: PlanBasis, thresholds: Thresholds) -> d
     now = demand.rate_p90_per_s
     if low <= now <= high:
         return {}
-    side, limit = ("<", low) if now < low else (">", high)
+    side, word, limit = ("<", "below", low) if now < low else (">", "above", high)
     why = (
-        f"{demand.family}: p90 demand {now:.1f}/s {side} {limit:.1f}/s for {thresholds.load_hold_s:g} s "
-        f"(planned for {planned.rate_p90_per_s:.1f}/s)"
+        f"{demand.family}: p90 demand of {now:.1f}/s was {word} {limit:.1f}/s for {thresholds.load_hold_s:g} s "
+        f"({planned.rate_p90_per_s:.1f}/s were planned)"
     )
     return {f"load{side}{demand.family}": (thresholds.load_hold_s, Trigger("load", why))}
 
@@ -252,18 +252,18 @@ def _broken(view: PlanView, thresholds: Thresholds) -> dict[str, tuple[float, Tr
         if measured.slo_attainment < limit:
             why = (
                 f"{measured.family}: {measured.slo_attainment:.1%} within {objective.slo_ms:g} ms over "
-                f"{measured.window_s:g} s < {limit:.1%}"
+                f"{measured.window_s:g} s, below {limit:.1%}"
             )
             found[f"slo:{measured.family}"] = (thresholds.slo_hold_s, Trigger("slo", why))
         for name, limit_ms, asked, share in measured.tokens.short_of(objective.token_slo, thresholds.slo_margin):
             why = (
                 f"{measured.family}: {name.upper()} of {share:.1%} of streams within {limit_ms:g} ms over "
-                f"{measured.window_s:g} s < {asked:.1%}"
+                f"{measured.window_s:g} s, below {asked:.1%}"
             )
             found[f"{name}:{measured.family}"] = (thresholds.slo_hold_s, Trigger("slo", why))
         floor = max(objective.min_accuracy, objective.hard_min_accuracy)
         if measured.accuracy < floor - ACCURACY_SLACK:
-            why = f"{measured.family}: accuracy {measured.accuracy:.4f} over {measured.window_s:g} s < {floor:.4f}"
+            why = f"{measured.family}: accuracy {measured.accuracy:.4f} over {measured.window_s:g} s, below {floor:.4f}"
             found[f"accuracy:{measured.family}"] = (thresholds.slo_hold_s, Trigger("accuracy", why))
     return found
 

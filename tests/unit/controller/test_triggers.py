@@ -63,14 +63,14 @@ def test_the_reason_names_both_sides_of_the_comparison():
 def test_load_above_capacity_fires_at_once():
     trigger = fire(view(rate=40.0, p90=46.0))
     assert trigger.cause == "load"
-    assert "46.0/s > capacity 40.0/s" in trigger.why
+    assert "46.0/s exceeds the capacity of 40.0/s" in trigger.why
 
 
 def test_growth_that_was_planned_for_does_not_fire_again_while_it_arrives():
     grown = replace(PLAN, expected={"toy": replace(PLAN.expected["toy"], capacity_per_s=60.0)})
     last = plan_basis(view(rate=38.0, p90=60.0), grown, INFINITE)
     assert fire(view(now_s=1003.0, rate=48.0, p90=75.0), last) is None
-    assert "rate 58.0/s > 5" in fire(view(now_s=1003.0, rate=58.0, p90=85.0), last).why
+    assert "; 58.0/s came, " in fire(view(now_s=1003.0, rate=58.0, p90=85.0), last).why
 
 
 def test_noise_above_a_tight_capacity_does_not_fire():
