@@ -49,7 +49,8 @@ def plan_hours(
     Also what the planner of slices is to know, of each record that cannot be planned (folder, why), and the portions.
 
     Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep are
-    planned with, too: those jobs run at once, and the planner of slices wakes what they need in this slot.
+    planned with, too: those jobs run at once, the planner of slices wakes what they need in this slot, and what is said
+    of them counts on it.
     """
     home = every[0].zone
     latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
@@ -60,13 +61,16 @@ def plan_hours(
     families = {cost.family for slot in slots + of_peers for pool in slot.pools for cost in pool.costs}
     jobs, wrong = pending_jobs(found, families, home, now_s, offered)
     plan = waking = rule(jobs, slots + of_peers, now_s)
-    if any(one.short_of == Shortage.CAPACITY for one in plan.prospects):
+    short = {one.job_id for one in plan.prospects if one.short_of == Shortage.CAPACITY}
+    if short:
         waking = rule(jobs, every + of_peers, now_s)
     carbon = {(slot.zone, slot.carbon.starts_at_s): slot.carbon.p50_g_per_kwh for slot in slots + of_peers}
     by_id = {job.job_id: job for job in jobs}
     devices = devices_needed(every, waking.portions, now_s)
     flexible = tuple(replace(one, devices=devices) for one in waking.now if one.zone == home)
-    written = planned_jobs(plan, revision, by_id, carbon, unplanned_grams(jobs, slots, now_s), home)
+    others = unplanned_grams(jobs, slots, now_s)
+    promised = {one.job_id: one for one in waking.prospects if one.job_id in short}
+    written = planned_jobs(plan, revision, by_id, carbon, others, home, promised)
     return written, flexible, wrong, plan.portions
 
 

@@ -108,7 +108,7 @@ def may_start(
     [items/s], 0 = not known. `usable`: peers' zones that items may go to; `away`: items that went there by this plan.
     Times are of the calendar [UTC s].
     """
-    if planned is None or not planned.in_time or not _plausible(planned.hours):
+    if planned is None or planned.at_once or not planned.in_time or not _plausible(planned.hours):
         return math.inf, ""
     begun = sum(one.items for one in planned.hours if not one.zone and one.starts_at_s <= now_s)
     stay = math.floor(planned.items_left - begun - away + CRUMB)

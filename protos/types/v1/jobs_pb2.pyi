@@ -63,7 +63,7 @@ class PlannedHour(_message.Message):
     def __init__(self, starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., items: _Optional[float] = ..., grams: _Optional[float] = ..., p50_g_per_kwh: _Optional[float] = ..., zone: _Optional[str] = ..., variants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlannedJob(_message.Message):
-    __slots__ = ("job_id", "items_left", "hours", "in_time", "finishes_at", "reason", "grams", "at_once_grams", "evenly_grams", "complete_by")
+    __slots__ = ("job_id", "items_left", "hours", "in_time", "finishes_at", "reason", "grams", "at_once_grams", "evenly_grams", "complete_by", "at_once")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ITEMS_LEFT_FIELD_NUMBER: _ClassVar[int]
     HOURS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class PlannedJob(_message.Message):
     AT_ONCE_GRAMS_FIELD_NUMBER: _ClassVar[int]
     EVENLY_GRAMS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_BY_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     items_left: int
     hours: _containers.RepeatedCompositeFieldContainer[PlannedHour]
@@ -84,7 +85,8 @@ class PlannedJob(_message.Message):
     at_once_grams: float
     evenly_grams: float
     complete_by: _timestamp_pb2.Timestamp
-    def __init__(self, job_id: _Optional[str] = ..., items_left: _Optional[int] = ..., hours: _Optional[_Iterable[_Union[PlannedHour, _Mapping]]] = ..., in_time: _Optional[bool] = ..., finishes_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., grams: _Optional[float] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ..., complete_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    at_once: bool
+    def __init__(self, job_id: _Optional[str] = ..., items_left: _Optional[int] = ..., hours: _Optional[_Iterable[_Union[PlannedHour, _Mapping]]] = ..., in_time: _Optional[bool] = ..., finishes_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., grams: _Optional[float] = ..., at_once_grams: _Optional[float] = ..., evenly_grams: _Optional[float] = ..., complete_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., at_once: _Optional[bool] = ...) -> None: ...
 
 class RequestOffer(_message.Message):
     __slots__ = ("family", "zone", "saved_g", "p50_g_per_kwh", "pue", "rate_per_s", "latency_ms", "min_accuracy")

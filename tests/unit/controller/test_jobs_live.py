@@ -6,13 +6,16 @@ import math
 
 import pytest
 
+from controller.jobs.core.hours import plan_hours
 from controller.jobs.core.open_jobs import JOBS_MAX, pending_jobs
+from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.slots import load_ahead
 from controller.jobs.planning_loop import PERIOD_S, JobsPlanning
 from controller.observe.core.observation import LatestInputs
 from dispatcher.jobs.core.job import Job
-from dispatcher.jobs.core.planned_hours import STALE_S
+from dispatcher.jobs.core.planned_hours import STALE_S, may_start
 from dispatcher.jobs.planned_hours import PlannedHours
+from tests.support.jobs import hour
 from tests.support.planning import NOW_S, SERIES
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
@@ -20,7 +23,7 @@ from tests.unit.controller.test_jobs_slots import served
 from trefoil.core.brains import BudgetState
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Lease, Revision
-from trefoil.core.jobs.planned import OpenJob, OpenJobs, PlannedJobs
+from trefoil.core.jobs.planned import OpenJob, OpenJobs, PendingJob, PlannedJobs
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -347,3 +350,23 @@ async def test_the_planning_goes_on_after_trouble_and_is_beside_the_loop(monkeyp
     task.cancel()
     assert len(calls) == 1
     assert world.clock.monotonic_s() >= PERIOD_S, "what failed is not tried each second"
+
+
+def test_what_waking_does_in_time_is_promised_and_runs_at_once() -> None:
+    """Ten device hours in two hours: one device is awake, nine sleep."""
+    slots = [hour(n, 100.0, asleep=9.0, wake_j=1000.0) for n in range(6)]
+
+    def told(device_hours: int):
+        open_jobs = OpenJobs(FOLDER, 1, (OpenJob("work", "digits", 36_000 * device_hours, 2 * HOUR),))
+        written, _, _, _ = plan_hours(slots, [open_jobs], 0.0, Revision())
+        return written.jobs[0]
+
+    work = told(10)
+    assert (work.in_time, work.at_once, work.reason) == (True, True, "will finish at 1970-01-01 02:00Z")
+    assert work.finishes_at_s == 2 * HOUR
+    assert work.grams == pytest.approx(plan_jobs([PendingJob("a", "digits", 360_000, 2 * HOUR)], slots, 0.0).grams)
+    assert may_start(work, 6 * HOUR, 360_000, 360_000, 2 * HOUR, 0.0, per_s=100.0)[0] == math.inf
+    little, endless = told(1), told(21)
+    assert (little.in_time, little.at_once) == (True, False), "the device that is awake has the time"
+    assert (endless.in_time, endless.at_once) == (False, True)
+    assert "36,000 of 756,000 items cannot be done by 1970-01-01 02:00Z" in endless.reason

@@ -56,7 +56,7 @@ def test_what_does_not_fit_into_later_hours_runs_at_once():
     assert room(by_s=NOW_S + 2 * HOUR) == math.inf, "its hour begins at the deadline"
     assert room(by_s=NOW_S + 2.5 * HOUR) == math.inf, "half of its hour lies beyond"
     assert room(replace(JOB, hours=hours(100, 0, 800))) == math.inf, "100 items have no hour"
-    assert room(replace(JOB, in_time=False)) == math.inf
+    assert room(replace(JOB, in_time=False)) == room(replace(JOB, at_once=True)) == math.inf
     assert room(None) == math.inf
 
 

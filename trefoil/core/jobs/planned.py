@@ -215,7 +215,9 @@ class PlannedHour:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """Hours of one job, the next first. `job_id`: folder/id. `items_left`: of the moment it was planned at.
+    """Hours of one job on awake devices, the next first. `job_id`: folder/id. `items_left`: of the moment it was
+    planned at. `in_time`, `finishes_at_s`, `reason`, `grams`: with devices that are woken, too, where awake ones have
+    no time for all of its items; `at_once`: so it is, and no item is held back.
 
     `at_once_grams`, `evenly_grams`: grams if the same items ran at once, or evenly until the deadline.
     """
@@ -230,6 +232,7 @@ class PlannedJob:
     at_once_grams: float = 0.0
     evenly_grams: float = 0.0
     complete_by_s: float = 0.0
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +271,10 @@ def planned_jobs(
     carbon: Mapping[tuple[str, float], float],
     others: Mapping[str, tuple[float, float]],
     home: str,
+    waking: Mapping[str, Prospect],
 ) -> PlannedJobs:
     """Sum a plan by job, slot and zone. `carbon`: by zone and the slot's start [g/kWh]; `others`: grams at once, evenly
-    by job; `home`: zone of this Trefoil."""
+    by job; `home`: zone of this Trefoil; `waking`: prospects of the jobs that need more than awake devices."""
     hours: dict[tuple[str, float, float, str], list[Portion]] = {}
     for one in plan.portions:
         hours.setdefault((one.job_id, one.starts_at_s, one.ends_at_s, one.zone), []).append(one)
@@ -289,7 +293,8 @@ def planned_jobs(
                 one.job_id, jobs[one.job_id].items_left, tuple(by_job.get(one.job_id, ())),
                 one.short_of == Shortage.NONE, one.finishes_at_s, one.reason, one.grams,
                 *others.get(one.job_id, (0.0, 0.0)), jobs[one.job_id].complete_by_s,
+                one.job_id in waking,
             )
-            for one in plan.prospects
+            for one in (waking.get(awake.job_id, awake) for awake in plan.prospects)
         ),
     )  # fmt: skip
