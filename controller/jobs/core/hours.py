@@ -18,6 +18,7 @@ from trefoil.core.jobs.planned import (
     FlexibleDemand,
     Offers,
     OpenJobs,
+    PendingJob,
     PlannedJobs,
     Portion,
     Shortage,
@@ -67,11 +68,27 @@ def plan_hours(
     carbon = {(slot.zone, slot.carbon.starts_at_s): slot.carbon.p50_g_per_kwh for slot in slots + of_peers}
     by_id = {job.job_id: job for job in jobs}
     devices = devices_needed(every, waking.portions, now_s)
-    flexible = tuple(replace(one, devices=devices) for one in waking.now if one.zone == home)
+    flexible = tuple(
+        replace(one, devices=devices, own_devices=_own_devices(one.family, every, waking.portions, by_id, now_s))
+        for one in waking.now
+        if one.zone == home
+    )
     others = unplanned_grams(jobs, slots, now_s)
     promised = {one.job_id: one for one in waking.prospects if one.job_id in short}
     written = planned_jobs(plan, revision, by_id, carbon, others, home, promised)
     return written, flexible, wrong, plan.portions
+
+
+def _own_devices(
+    family: str, slots: Sequence[Slot], portions: Sequence[Portion], jobs: Mapping[str, PendingJob], now_s: float
+) -> int:
+    """Whole devices that requests and jobs of one family take in the slots that have begun."""
+    mine = [one for one in portions if jobs[one.job_id].family == family]
+    served = [
+        replace(slot, pools=tuple(pool for pool in slot.pools if family in {cost.family for cost in pool.costs}))
+        for slot in slots
+    ]
+    return devices_needed(served, mine, now_s)
 
 
 def offers_now(slots: Sequence[Slot], now_s: float, portions: Sequence[Portion]) -> Offers:

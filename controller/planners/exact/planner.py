@@ -99,14 +99,18 @@ class ExactPlanner:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the best for this view, or what remains possible, by a named rung; jobs never cost requests a rung."""
-        if devices := max((one.devices for one in view.flexible), default=0):
-            decision = self._planned(_awake_for_jobs(view))
-            if decision.plan is not None and not decision.degraded:
-                why = f"{decision.why}; at least {devices} GPUs awake for requests and jobs of this hour"
-                own = {objective.family: objective.spread_min for objective in view.objectives}
-                wanted = tuple(replace(one, spread_min=own[one.family]) for one in decision.plan.objectives)
-                return replace(decision, plan=replace(decision.plan, objectives=wanted, why=why), why=why)
-        return self._planned(view)
+        alone = self._planned(replace(view, flexible=()))
+        wanted = max((one.devices for one in view.flexible), default=0)
+        if not wanted or alone.plan is None or alone.degraded:
+            return alone
+        awake = [bool(device.slices) for node in alone.plan.nodes for device in node.devices]
+        devices = min(wanted, len(awake))
+        found = alone if sum(awake) >= devices else self._planned(_awake_for_jobs(view, alone.plan, devices))
+        if found.plan is None or found.degraded:
+            need = f"requests and jobs of this hour need {devices} GPUs awake, which cannot be"
+            return _because(alone, alone.plan, f"{need}: {found.degraded}")
+        plan = replace(found.plan, objectives=alone.plan.objectives)
+        return _because(found, plan, f"at least {devices} GPUs awake for requests and jobs of this hour")
 
     def _planned(self, view: PlanView) -> Decision:
         settings = self.settings
@@ -251,13 +255,29 @@ def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | Non
     return free | {name: (0, limit) for name, limit in limits.items()}
 
 
-def _awake_for_jobs(view: PlanView) -> PlanView:
-    """A view whose families with jobs in this hour are spread over the devices that requests and jobs need."""
-    devices = {one.family: one.devices for one in view.flexible}
+def _awake_for_jobs(view: PlanView, alone: Plan, devices: int) -> PlanView:
+    """A view that asks for so many devices awake. Those that a plan of requests alone has not go to families with jobs,
+    each to the one that lacks the most of its own: it has a slice more than devices that serve it there."""
+    planned = [device for node in alone.nodes for device in node.devices]
+    serving = Counter(family for device in planned for family in device.families)
+    lacks = {one.family: one.own_devices - serving[one.family] for one in view.flexible}
+    least = dict.fromkeys(lacks, 0)
+    for _ in range(devices - sum(bool(device.slices) for device in planned)):
+        family = max(sorted(lacks), key=lambda name: lacks[name])
+        lacks[family] -= 1
+        least[family] = least[family] or serving[family]
+        least[family] += 1
     return replace(
         view,
-        objectives=tuple(replace(o, spread_min=max(o.spread_min, devices.get(o.family, 0))) for o in view.objectives),
+        flexible=tuple(replace(one, devices=devices) for one in view.flexible),
+        objectives=tuple(replace(o, replicas_min=max(o.replicas_min, least.get(o.family, 0))) for o in view.objectives),
     )
+
+
+def _because(decision: Decision, plan: Plan, reason: str) -> Decision:
+    """A decision for a plan, with one more reason."""
+    why = f"{decision.why}; {reason}"
+    return replace(decision, plan=replace(plan, why=why), why=why)
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]
@@ -294,7 +314,11 @@ def _posed(inputs: PlanningInput, settings: ExactSettings) -> Posed:
         found += shared_columns(inputs.view.catalog, inputs.tasks, inputs.devices, settings, found)
     groups, (weights, _), cap_w = groups_of(inputs.devices, found), weights_of(inputs), inputs.view.max_watts
     max_watts = cap_w - unplanned_w(inputs) if cap_w else math.inf
-    problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights, max_watts=max_watts)
+    awake_min = max((one.devices for one in inputs.view.flexible), default=0)
+    problem = Problem(
+        groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights, max_watts=max_watts,
+        awake_min=awake_min,
+    )  # fmt: skip
     return inputs, problem, *aim_of(inputs, problem, settings)
 
 

@@ -14,7 +14,7 @@ Formulation (watts, weighed with the carbon of their zone):
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
   where the fleet has a cap: baseline and sleep power + sum(alone_k * r_k) <= cap, at the mean (all r_k in a shortage)
   sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price
-  sum x >= replicas, sum y >= spread; sum y = devices awake per place, whole
+  sum x >= replicas, sum y >= spread, sum y >= awake_min; sum y = devices awake per place, whole
   what whole slices imply and fractions do not: a family has a class as accurate as its floor; it has two, unless one
     that accurate serves all of its demand
   moves: slices started, models loaded, devices woken beyond what runs now, each with its joules.
@@ -138,6 +138,8 @@ class Builder:
         self._share()
         for task in self.problem.tasks:
             self._family(task)
+        if self.problem.awake_min > 1:
+            self._spread(self.problem.awake_min)
         if self.problem.max_watts < INFINITE:
             self._cap()
         if self.aim.moves and self.problem.horizon_s > 0:
@@ -307,9 +309,12 @@ class Builder:
             slices = [(p.variable, p.slices) for c in mine for p in self.counts[c.key] if p.slices]
             self.program.row(slices, low=least - sum(self.fixed.get(c.key, 0) for c in mine))
         if task.objective.spread_min > 1:
-            spread = min(task.objective.spread_min, self.problem.number)
-            spread -= sum(n for g in self.problem.groups if g.must_stay for _, n in layouts_of(g))
-            self.program.row([(v, 1.0) for _, o, _, v in self.layouts if o.slices], low=spread)
+            self._spread(min(task.objective.spread_min, self.problem.number))
+
+    def _spread(self, devices: int) -> None:
+        """Devices that are awake at least, of the whole fleet."""
+        staying = sum(n for g in self.problem.groups if g.must_stay for _, n in layouts_of(g))
+        self.program.row([(v, 1.0) for _, o, _, v in self.layouts if o.slices], low=devices - staying)
 
     def _cap(self) -> None:
         """The fleet's watts: what sleeps, what is awake, and what requests take."""

@@ -96,6 +96,7 @@ class _ProblemValue:
     scale: tuple[tuple[ClassKey, float], ...]
     weights: tuple[tuple[str, float], ...]
     max_watts: float
+    awake_min: int
 
 
 class _ProblemKey:
@@ -119,6 +120,7 @@ class _ProblemKey:
             tuple(sorted(problem.scale.items())),
             tuple(sorted(problem.weights.items())),
             problem.max_watts,
+            problem.awake_min,
         )
         self._hash = hash(self.key)
 
@@ -297,10 +299,11 @@ def _current_solution(asked: IdentityKey[Problem]) -> Solution | None:
     layouts = [(i, option, n) for i, g in enumerate(problem.groups) for option, n in layouts_of(g)]
     if any(key not in columns for key in slices) or any(d.clock_mhz for d in problem.devices):
         return None
+    awake = sum(n for _, _, n in layouts)
     for task in problem.tasks:
         least = max(1, task.objective.replicas_min, task.objective.spread_min)
         mine = sum(n for key, n in slices.items() if key.family == task.family)
-        if mine < least or sum(n for _, _, n in layouts) < task.objective.spread_min:
+        if mine < least or awake < max(task.objective.spread_min, problem.awake_min):
             return None
     return Solution(tuple(layouts), dict(slices), {}, 0.0, {}, 0.0, 0.0)
 

@@ -15,7 +15,7 @@ from controller.observe.core.observation import LatestInputs
 from dispatcher.jobs.core.job import Job
 from dispatcher.jobs.core.planned_hours import STALE_S, may_start
 from dispatcher.jobs.planned_hours import PlannedHours
-from tests.support.jobs import hour
+from tests.support.jobs import COST, hour
 from tests.support.planning import NOW_S, SERIES
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
@@ -23,7 +23,7 @@ from tests.unit.controller.test_jobs_slots import served
 from trefoil.core.brains import BudgetState
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Lease, Revision
-from trefoil.core.jobs.planned import OpenJob, OpenJobs, PendingJob, PlannedJobs
+from trefoil.core.jobs.planned import DevicePool, ItemCost, OpenJob, OpenJobs, PendingJob, PlannedJobs, Slot
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -370,3 +370,16 @@ def test_what_waking_does_in_time_is_promised_and_runs_at_once() -> None:
     assert (little.in_time, little.at_once) == (True, False), "the device that is awake has the time"
     assert (endless.in_time, endless.at_once) == (False, True)
     assert "36,000 of 756,000 items cannot be done by 1970-01-01 02:00Z" in endless.reason
+
+
+def test_each_family_is_told_the_devices_that_are_its_own() -> None:
+    """In an hour six device hours of letters, whose device is full, and one of digits, whose device is half free."""
+    letters = ItemCost("letters", device_s=0.1, active_j=10.0, accuracy=0.9)
+    band = CarbonBand(0.0, HOUR, 80.0, 100.0, 120.0)
+    served = DevicePool("awake", 0.5 * HOUR, 0.5 * HOUR, (COST,), total_s=0.9 * HOUR)
+    full = DevicePool("full", 0.0, 0.0, (letters,), total_s=0.9 * HOUR)
+    cold = DevicePool("asleep", 9 * HOUR, 9 * HOUR, (COST, letters), idle_w=30.0)
+    jobs = OpenJob("d", "digits", 36_000, HOUR), OpenJob("l", "letters", 216_000, HOUR)
+    slots = [Slot("here", band, (served, full, cold))]
+    _, flexible, _, _ = plan_hours(slots, [OpenJobs(FOLDER, 1, jobs)], 0.0, Revision())
+    assert [(one.family, one.devices, one.own_devices) for one in flexible] == [("digits", 9, 2), ("letters", 9, 7)]

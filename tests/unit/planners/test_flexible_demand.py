@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from controller.planners.exact.planner import ExactPlanner
-from tests.support.planning import fleet, view
+from tests.support.planning import digits, fleet, objective, view
+from trefoil.core.catalog import Catalog
+from trefoil.core.demand import Demand
 from trefoil.core.jobs.planned import FlexibleDemand
 from trefoil.runtime import codec
+
+RATES = {"digits": 100.0, "letters": 5.0}
 
 
 def decided(one):
@@ -45,11 +49,48 @@ def test_jobs_cost_requests_no_rung():
     alone = decided(replace(capped, flexible=()))
     assert alone.plan is not None
     assert not alone.degraded
-    assert decided(capped) == alone
+    found = decided(capped)
+    reason = "; requests and jobs of this hour need 4 GPUs awake, which cannot be: watt_cap: the fleet may take 200 W, "
+    assert found.why.startswith(f"{alone.why}{reason}")
+    assert found.plan == replace(alone.plan, why=found.why)
+    assert replace(found, plan=alone.plan, why=alone.why) == alone
 
 
 def test_more_devices_than_there_are_is_all_of_them():
     assert awake(decided(needing(100))) == 4
+
+
+def of_two(gpus: int, devices: int, **own: int):
+    """Whole GPUs: digits need five of them for requests, letters one; families in `own` have jobs."""
+    families = tuple(replace(digits().families[0], name=name) for name in RATES)
+    rows = [replace(one, family=name) for name in RATES for one in digits().rows if one.slice_type == "7g.40gb"]
+    flexible = tuple(FlexibleDemand(name, "test", 10.0, 0.0, devices, need) for name, need in own.items())
+    return replace(
+        view(
+            catalog=Catalog(families, tuple(rows)), devices=fleet(gpus),
+            wanted=[objective(family=name) for name in RATES],
+            demand=[Demand(name, "", rate, 1.2 * rate, 1.0, 1.0) for name, rate in RATES.items()],
+        ),
+        flexible=flexible,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "own", "awake_of"),
+    [
+        (20, 6, {"letters": 1}, {"digits": 5, "letters": 1}),
+        (20, 6, {"digits": 5, "letters": 1}, {"digits": 5, "letters": 1}),
+        (10, 8, {"digits": 5, "letters": 3}, {"digits": 5, "letters": 3}),
+        (10, 8, {"digits": 7, "letters": 1}, {"digits": 7, "letters": 1}),
+        (10, 10, {"digits": 7, "letters": 4}, {"digits": 7, "letters": 3}),
+    ],
+)
+def test_devices_for_jobs_of_two_families_are_those_of_the_fleet(gpus, devices, own, awake_of):
+    found = decided(of_two(gpus, devices, **own))
+    assert awake(found) == devices
+    planned = [device for node in found.plan.nodes for device in node.devices]
+    assert {name: sum(name in device.families for device in planned) for name in RATES} == awake_of
+    assert found.why.endswith(f"at least {devices} GPUs awake for requests and jobs of this hour")
 
 
 def test_a_view_without_jobs_is_written_as_ever_and_one_with_them_is_read_back():

@@ -154,6 +154,8 @@ class FlexibleDemand:
     """Highest of the jobs that run."""
     devices: int = 0
     """Whole devices that have to be awake in the slot, for requests and for jobs of all families."""
+    own_devices: int = 0
+    """The same for requests and jobs of this family alone."""
 
 
 @dataclass(frozen=True, slots=True)
