@@ -3,14 +3,15 @@
 Source: ours. Data: a planner's view, loads to come. Result: slots from now on.
 Formulation: slices that stand serve jobs of their family with their variant, in batches of the largest size profiled,
 up to `FULL` of their time; requests take their rate times their time there. Devices asleep could serve any family with
-any variant that fits, whole. Load that is not given stays as it is now. Left out: generative families, families in
-stages, shared slices, CPUs, devices of other zones, silent nodes.
+any variant that fits, whole. Slices that requests do not need at the 90 % line, which `exact` puts to sleep, are pools
+of their own: jobs alone keep them awake, or wake them. Load that is not given stays as it is now. Left out: generative
+families, families in stages, shared slices, CPUs, devices of other zones, silent nodes.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from controller.planners.planning_input import Device, HostedSlice, PlanningInput, read_view
@@ -24,6 +25,7 @@ from trefoil.core.jobs.planned import DevicePool, ItemCost, Portion, Slot
 from trefoil.core.units import HOUR_S, MS_PER_S
 
 WHOLE: Final = 1e-3  # of a device: the solver's tolerance
+SLEEPS: Final = frozenset({"exact", "static_mix"})  # planners that put to sleep what requests do not need
 FULL: Final = 0.9  # of a slice's time that requests and jobs may take together
 
 
@@ -50,7 +52,7 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
         ends_s = min(until_s, (math.floor(starts_s / slot_s + 1e-9) + 1) * slot_s)
         mean, high = ({f: rates[i] for f, rates in _load(view, ahead, starts_s).items()} for i in (0, 1))
         short = standing.short(high)
-        pools = [*standing.pools(mean, ends_s - starts_s), *_asleep(inputs, asleep, short, ends_s - starts_s)]
+        pools = [*standing.pools(mean, high, ends_s - starts_s), *_asleep(inputs, asleep, short, ends_s - starts_s)]
         found.append(Slot(view.carbon.series.zone, _carbon(view, starts_s, ends_s), tuple(pools), view.pue))
         starts_s = ends_s
     return tuple(found)
@@ -108,7 +110,8 @@ class _Standing:
     """Slices that serve one family each, by what an item costs on them."""
 
     def __init__(self, inputs: PlanningInput, devices: Sequence[Device]) -> None:
-        self._slices: Counter[tuple[str, ItemCost, float]] = Counter()  # by pool, cost and part of a device
+        self._inputs = inputs
+        self._slices: Counter[tuple[str, ItemCost, float, DeviceType]] = Counter()  # by pool, cost, part of a device
         self._requests_per_s: dict[str, float] = {}  # that all of a family's slices answer at most
         self._devices: dict[str, float] = {}  # that a family's slices are worth
         for device in devices:
@@ -130,18 +133,36 @@ class _Standing:
         name += f" at {device.clock_mhz} MHz" if device.clock_mhz > 0 else ""
         name += f" under {-device.clock_mhz} W" if device.clock_mhz < 0 else ""  # a power limit stands as one below 0
         part_of = shape.memory_slices / device.type.largest.memory_slices
-        self._slices[name, _cost(family.name, variant, rows), part_of] += 1
+        self._slices[name, _cost(family.name, variant, rows), part_of, device.type] += 1
         self._requests_per_s[family.name] = self._requests_per_s.get(family.name, 0.0) + MS_PER_S / row.latency_ms_p50
         self._devices[family.name] = self._devices.get(family.name, 0.0) + part_of
 
     def _busy(self, load: dict[str, float], family: str) -> float:
         return load.get(family, 0.0) / self._requests_per_s[family]
 
-    def pools(self, load: dict[str, float], length_s: float) -> Iterator[DevicePool]:
-        """Slice seconds left over, one pool for each kind of slice."""
-        for (name, cost, part), count in sorted(self._slices.items(), key=lambda one: one[0][0]):
-            free_s = count * length_s * max(0.0, FULL - self._busy(load, cost.family))
-            yield DevicePool(name, free_s, free_s, (cost,), total_s=count * length_s * FULL, part=part)
+    def pools(self, load: dict[str, float], high: dict[str, float], length_s: float) -> Iterator[DevicePool]:
+        """Slice seconds left over, one pool for each kind of slice that requests need, and one for the rest of it."""
+        for (name, cost, part, kind), count in sorted(self._slices.items(), key=lambda one: one[0][0]):
+            spare = math.floor(count * self._spare(high, cost.family) + WHOLE)
+            total_s = (count - spare) * length_s * FULL
+            free_s = max(0.0, total_s - count * length_s * self._busy(load, cost.family))
+            yield DevicePool(name, free_s, free_s, (cost,), total_s=total_s, part=part)
+            if spare:
+                slowed, whole_s = replace(cost, device_s=cost.device_s / FULL), spare * length_s
+                idle_w, wake_j = (part * each for each in _added(self._inputs, kind))
+                yield DevicePool(
+                    f"{name} kept", whole_s, whole_s, (slowed,), idle_w, wake_j, spare, part=part, stands=True
+                )  # fmt: skip
+
+    def _spare(self, high: dict[str, float], family: str) -> float:
+        """Share of a family's devices that its requests do not need at a load within their objective."""
+        current, devices = self._inputs.view.current, self._devices[family]
+        if current is None or current.planner not in SLEEPS or family not in current.expected:
+            return 0.0
+        able_per_s = min(FULL * self._requests_per_s[family], current.expected[family].capacity_per_s)
+        objective = self._inputs.task(family).objective
+        needed = math.ceil(devices * high.get(family, 0.0) / able_per_s - WHOLE) if able_per_s else devices
+        return max(0.0, 1 - max(1, needed, objective.replicas_min, objective.spread_min) / devices)
 
     def short(self, load: dict[str, float]) -> float:
         """Devices that requests need more than stand, at a load."""
@@ -153,13 +174,17 @@ def _asleep(inputs: PlanningInput, devices: Counter[DeviceType], short: float, l
     for kind, count in sorted(devices.items(), key=lambda one: one[0].name):
         costs = tuple(_whole(inputs, kind, kind.largest))
         if costs:
-            loading_s = max(v.load_s for f in inputs.view.catalog.families for v in f.variants)
-            wake_j = (kind.wake_s + loading_s) * kind.idle_w
+            idle_w, wake_j = _added(inputs, kind)
             sure_s = max(0.0, count - math.ceil(short)) * length_s
-            idle_w = max(0.0, kind.idle_w - kind.sleep_w)
             yield DevicePool(
                 f"{kind.name} asleep", count * length_s, sure_s, costs, idle_w=idle_w, wake_j=wake_j
             )  # fmt: skip
+
+
+def _added(inputs: PlanningInput, kind: DeviceType) -> tuple[float, float]:
+    """What a device that is awake for jobs alone draws above sleep [W], and what it takes to wake it [J]."""
+    loading_s = max(v.load_s for f in inputs.view.catalog.families for v in f.variants)
+    return max(0.0, kind.idle_w - kind.sleep_w), (kind.wake_s + loading_s) * kind.idle_w
 
 
 def _whole(inputs: PlanningInput, kind: DeviceType, shape: SliceType) -> Iterator[ItemCost]:

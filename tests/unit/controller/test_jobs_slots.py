@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from controller.jobs.core.planning import plan_jobs
-from controller.jobs.core.slots import FULL, LoadAhead, slots_of
+from controller.jobs.core.slots import FULL, LoadAhead, devices_needed, slots_of
 from controller.planners.base import BasePlanner
 from tests.support.planning import NOW_S, SERIES, applied, fleet, objective, view
 from trefoil.core.carbon import CarbonBand, CarbonForecast
@@ -14,6 +14,8 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
 from trefoil.core.jobs.planned import PendingJob
+from trefoil.core.plan import Expected
+from trefoil.core.units import grams
 
 HOUR = 3600.0
 START_S = (NOW_S // HOUR + 1) * HOUR  # of the first whole hour: 800 s from now
@@ -58,6 +60,27 @@ def test_slices_that_stand_have_what_requests_leave_over():
     assert awake.free_s == pytest.approx(2 * HOUR * (FULL - 24 * 0.025 / 2), rel=1e-2)
     assert awake.costs[0].device_s == pytest.approx(0.025, rel=1e-2)
     assert [cost.accuracy for cost in awake.costs] == [0.993]
+
+
+def test_slices_that_jobs_alone_keep_awake_cost_their_idle_watts():
+    """One of four GPUs carries the requests, three do once they rise."""
+    known = served(gpus=4, asleep=0, rate=24.0)
+    plan = dataclasses.replace(known.current, planner="exact", expected={"digits": Expected(capacity_per_s=120.0)})
+    known = dataclasses.replace(known, current=plan)
+    rising = [LoadAhead("digits", START_S + HOUR, START_S + 2 * HOUR, 70.0, 90.0)]
+    slots = slots_of(known, HOUR, START_S + 2 * HOUR, rising)
+    assert [[pool.woken for pool in slot.pools] for slot in slots] == [[0, 3], [0, 3], [0, 1]]
+    needed, kept = slots[1].pools
+    assert needed.free_s == pytest.approx(HOUR * (FULL - 24 * 0.025), rel=1e-2)
+    assert (needed.idle_w, kept.idle_w) == (0.0, A100_40GB.idle_w - A100_40GB.sleep_w)
+    assert (kept.wake_j, kept.free_s) == ((A100_40GB.wake_s + 2.5) * A100_40GB.idle_w, 3 * HOUR)
+    work = [PendingJob("a", "digits", 200_000, START_S + HOUR, accuracy_floor=0.97)]
+    found = plan_jobs(work, slots, NOW_S)
+    active_g = grams(sum(one.items for one in found.portions) * kept.costs[0].active_j, 250.0, 1.0)
+    idle_g = grams(kept.idle_w * 3 * (HOUR + 800), 250.0, 1.0)
+    assert found.prospects[0].items_in_time == pytest.approx(200_000)
+    assert 1.05 * active_g < found.grams <= 1.01 * (active_g + idle_g)
+    assert devices_needed(slots, found.portions, NOW_S) in (2, 3, 4)
 
 
 def test_devices_asleep_could_serve_any_variant_for_idle_watts():

@@ -88,6 +88,8 @@ class DevicePool:
     """Device seconds that requests and jobs may take together; 0: as `free_s`."""
     part: float = 1.0
     """Part of a whole device that each of these is."""
+    stands: bool = False
+    """Whether these are slices that stand now, which jobs alone keep awake."""
 
 
 @dataclass(frozen=True, slots=True)
