@@ -59,16 +59,17 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
 
 
 def devices_needed(slots: Sequence[Slot], portions: Sequence[Portion], now_s: float) -> int:
-    """Whole devices that requests and these portions take in the slots that have begun."""
-    used = 0.0
+    """Whole devices that requests and these portions take in the slots that have begun. Those that are woken come on
+    top of those that stand, however little of these is taken: the rest of them cannot take the place."""
+    used = {True: 0.0, False: 0.0}
     for slot in (one for one in slots if one.carbon.starts_at_s <= now_s):
         length_s = slot.carbon.ends_at_s - slot.carbon.starts_at_s
         for pool in slot.pools:
             place = slot.zone, pool.name, slot.carbon.starts_at_s
             jobs_s = sum(one.device_s for one in portions if (one.zone, one.pool, one.starts_at_s) == place)
             requests_s, full = max(0.0, pool.total_s - pool.free_s), FULL if pool.total_s else 1.0
-            used += pool.part * (requests_s + jobs_s) / length_s / full
-    return math.ceil(used - WHOLE)
+            used[pool.stands or not pool.idle_w] += pool.part * (requests_s + jobs_s) / length_s / full
+    return sum(math.ceil(each - WHOLE) for each in used.values())
 
 
 def load_ahead(view: PlanView, until_s: float) -> tuple[LoadAhead, ...]:

@@ -13,7 +13,7 @@ from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
-from trefoil.core.jobs.planned import PendingJob
+from trefoil.core.jobs.planned import DevicePool, PendingJob, Portion, Slot
 from trefoil.core.plan import Expected
 from trefoil.core.units import grams
 
@@ -89,6 +89,14 @@ def test_devices_asleep_could_serve_any_variant_for_idle_watts():
     assert sorted(cost.accuracy for cost in pool.costs) == [0.886, 0.938, 0.960, 0.993]
     assert pool.idle_w == A100_40GB.idle_w - A100_40GB.sleep_w
     assert pool.wake_j == (A100_40GB.wake_s + 2.5) * A100_40GB.idle_w
+
+
+def test_devices_that_wake_for_jobs_come_on_top_of_those_that_stand():
+    """A 1g slice is a part of the device that stands: what is left of it is no device that has to wake."""
+    stands = DevicePool("1g", 0.2 * HOUR, 0.2 * HOUR, (), total_s=0.9 * HOUR, part=1 / 8)
+    slot = Slot("test", CarbonBand(0.0, HOUR), (stands, DevicePool("asleep", 3 * HOUR, 3 * HOUR, (), idle_w=20.0)))
+    there, cold = (Portion("a", "test", pool, 0.0, HOUR, 1.0, 0.0, 0.2 * HOUR) for pool in ("1g", "asleep"))
+    assert [devices_needed([slot], of, 0.0) for of in ([], [there], [there, cold])] == [1, 1, 2]
 
 
 def test_load_to_come_takes_its_time_and_then_devices_asleep():
