@@ -25,7 +25,7 @@ from trefoil.core.jobs.planned import DevicePool, ItemCost, Portion, Slot
 from trefoil.core.units import HOUR_S, MS_PER_S
 
 WHOLE: Final = 1e-3  # of a device: the solver's tolerance
-SLEEPS: Final = frozenset({"exact", "static_mix"})  # planners that put to sleep what requests do not need
+SLEEPS: Final = frozenset({"exact", "static_mix"})  # planners that put to sleep what is not needed, and wake for jobs
 FULL: Final = 0.9  # of a slice's time that requests and jobs may take together
 
 
@@ -46,7 +46,8 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
     inputs = read_view(view, 0.0)
     usable = [device for device in inputs.devices if not device.zone and not device.frozen]
     standing = _Standing(inputs, [device for device in usable if device.awake])
-    asleep = Counter(device.type for device in usable if not device.awake)
+    wakes = view.current is None or view.current.planner in SLEEPS
+    asleep = Counter(device.type for device in usable if not device.awake and wakes)
     found, starts_s = [], view.now_s
     while starts_s < until_s:
         ends_s = min(until_s, (math.floor(starts_s / slot_s + 1e-9) + 1) * slot_s)

@@ -22,9 +22,10 @@ START_S = (NOW_S // HOUR + 1) * HOUR  # of the first whole hour: 800 s from now
 
 
 def served(gpus=2, asleep=1, **changes):
-    """View of GPUs that BASE serves on, `l` on one 7g slice each (25 ms), and of some that sleep."""
+    """View of GPUs that serve as BASE plans, `l` on one 7g slice each (25 ms), and of some that sleep; by a planner that
+    wakes for jobs."""
     empty = view(devices=fleet(gpus), **changes)
-    plan = BasePlanner().plan(empty, np.random.default_rng(1)).plan
+    plan = dataclasses.replace(BasePlanner().plan(empty, np.random.default_rng(1)).plan, planner="exact", expected={})
     awake, sleeping = applied(plan, empty.fleet), fleet(asleep, state=DeviceState.ASLEEP)
     nodes = tuple(dataclasses.replace(n, node="cold") for n in sleeping.nodes) if asleep else ()
     nodes = tuple(
@@ -65,7 +66,7 @@ def test_slices_that_stand_have_what_requests_leave_over():
 def test_slices_that_jobs_alone_keep_awake_cost_their_idle_watts():
     """One of four GPUs carries the requests, three do once they rise."""
     known = served(gpus=4, asleep=0, rate=24.0)
-    plan = dataclasses.replace(known.current, planner="exact", expected={"digits": Expected(capacity_per_s=120.0)})
+    plan = dataclasses.replace(known.current, expected={"digits": Expected(capacity_per_s=120.0)})
     known = dataclasses.replace(known, current=plan)
     rising = [LoadAhead("digits", START_S + HOUR, START_S + 2 * HOUR, 70.0, 90.0)]
     slots = slots_of(known, HOUR, START_S + 2 * HOUR, rising)
@@ -81,6 +82,12 @@ def test_slices_that_jobs_alone_keep_awake_cost_their_idle_watts():
     assert found.prospects[0].items_in_time == pytest.approx(200_000)
     assert 1.05 * active_g < found.grams <= 1.01 * (active_g + idle_g)
     assert devices_needed(slots, found.portions, NOW_S) in (2, 3, 4)
+
+
+def test_a_planner_that_wakes_for_no_job_leaves_devices_asleep_out():
+    known = served()
+    known = dataclasses.replace(known, current=dataclasses.replace(known.current, planner="base"))
+    assert [pool.name for pool in slots_of(known, HOUR, START_S + HOUR)[1].pools] == ["digits: l on 7g.40gb of A100-SXM4-40GB"]
 
 
 def test_devices_asleep_could_serve_any_variant_for_idle_watts():
