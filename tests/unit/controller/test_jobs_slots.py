@@ -22,8 +22,8 @@ START_S = (NOW_S // HOUR + 1) * HOUR  # of the first whole hour: 800 s from now
 
 
 def served(gpus=2, asleep=1, **changes):
-    """View of GPUs that serve as BASE plans, `l` on one 7g slice each (25 ms), and of some that sleep; by a planner that
-    wakes for jobs."""
+    """View of GPUs that serve as BASE plans, `l` on one 7g slice each (25 ms), and of some that sleep; the planner wakes
+    for jobs."""
     empty = view(devices=fleet(gpus), **changes)
     plan = dataclasses.replace(BasePlanner().plan(empty, np.random.default_rng(1)).plan, planner="exact", expected={})
     awake, sleeping = applied(plan, empty.fleet), fleet(asleep, state=DeviceState.ASLEEP)
@@ -87,7 +87,9 @@ def test_slices_that_jobs_alone_keep_awake_cost_their_idle_watts():
 def test_a_planner_that_wakes_for_no_job_leaves_devices_asleep_out():
     known = served()
     known = dataclasses.replace(known, current=dataclasses.replace(known.current, planner="base"))
-    assert [pool.name for pool in slots_of(known, HOUR, START_S + HOUR)[1].pools] == ["digits: l on 7g.40gb of A100-SXM4-40GB"]
+    assert [pool.name for pool in slots_of(known, HOUR, START_S + HOUR)[1].pools] == [
+        "digits: l on 7g.40gb of A100-SXM4-40GB"
+    ]
 
 
 def test_devices_asleep_could_serve_any_variant_for_idle_watts():
