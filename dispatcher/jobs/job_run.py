@@ -22,7 +22,7 @@ from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.core.parcels import ItemStates, Parcel
-from dispatcher.jobs.folder import OwnedJob, on_disk
+from dispatcher.jobs.folder import OwnedJob, Stored, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices, Size
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contract
@@ -77,7 +77,7 @@ class JobRun:
         weight: float,
         metrics: Metrics,
         wake: asyncio.Event,
-        may_start: Callable[[Job, int], tuple[float, str]],
+        may_start: Callable[[Stored, int], tuple[float, str]],
         variants: Callable[[Job], frozenset[str]],
     ) -> None:
         """`may_start`: items of a job that may start now, of so many that wait, and why no more. `variants`: that they
@@ -145,7 +145,7 @@ class JobRun:
 
     def blocked(self) -> bool:
         """Whether it has to wait, whatever is idle; then `why` says so."""
-        self._room, later = self._may_start(self.job, self.waiting)
+        self._room, later = self._may_start(self.owned.stored, self.waiting)
         held = self._room < 1
         if held:
             self._rate = Rate()  # what is held back says nothing of how quick it is

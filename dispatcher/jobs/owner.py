@@ -19,7 +19,7 @@ from dispatcher.fronts.admin import AllWorkers
 from dispatcher.fronts.openai.completions import Completions
 from dispatcher.jobs.core.job import Job, JobState
 from dispatcher.jobs.files import FilesFolder
-from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, highest_epoch, on_disk
+from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, Stored, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import JobRun, stuck, unfit
 from dispatcher.jobs.line_run import LineRun
@@ -176,7 +176,7 @@ class JobsOwner:
                 self.hours.folder = await on_disk(self._folder.name)
                 self._role = f"jobs:{self.hours.folder}"
             await self.hours.read()
-        if not await self._hold_lease(bool(names), jobs.values()):
+        if not await self._hold_lease(bool(names), [each.job for each in jobs.values()]):
             return
         await self._tell(jobs)
         chosen = self._chosen(jobs)
@@ -203,55 +203,57 @@ class JobsOwner:
         await self._expire(names)
         self._show()
 
-    def _read(self, names: list[str]) -> dict[str, Job]:
+    def _read(self, names: list[str]) -> dict[str, Stored]:
         """Jobs that may not have ended."""
         found = {}
         for name in names:
             try:
                 if name not in self._ended_at_s:
-                    found[name] = self._folder.stored(name).job
+                    found[name] = self._folder.stored(name)
             except (TrefoilError, OSError) as error:
                 self._waiting[name] = str(error)
         return found
 
-    def _chosen(self, jobs: dict[str, Job]) -> list[str]:
+    def _chosen(self, jobs: Mapping[str, Stored]) -> list[str]:
         """Jobs that run at once: those that can go on before those that cannot, the first of each family before the
         second ones, else in turn."""
         before: Counter[tuple[bool, str]] = Counter()
         rank = {}
-        for name in sorted(jobs, key=lambda name: jobs[name].turn):
-            kind = (bool(self._waits(jobs[name])), jobs[name].family)
+        for name in sorted(jobs, key=lambda name: jobs[name].job.turn):
+            kind = (bool(self._waits(jobs[name])), jobs[name].job.family)
             rank[name] = (kind[0], before[kind])
             before[kind] += 1
         return sorted(rank, key=lambda name: rank[name])[:RUNS_MAX]
 
-    def _waits(self, job: Job) -> str:
+    def _waits(self, stored: Stored) -> str:
         """Why a job has to wait, whatever is idle; empty: it does not."""
-        if why := stuck(self._local, self.idle, job):
+        name = stored.job.id
+        if why := stuck(self._local, self.idle, stored.job):
             return why
-        run = self.runs.get(job.id)
-        room, why = self._may_start(job, run.waiting if run is not None else self._left.get(job.id, (0, 0.0))[0])
+        run = self.runs.get(name)
+        room, why = self._may_start(stored, run.waiting if run is not None else self._left.get(name, (0, 0.0))[0])
         return why if room < 1 else ""
 
-    def _may_start(self, job: Job, waiting: int) -> tuple[float, str]:
-        return self.hours.may_start(job, self._folder.stored(job.id).items, waiting, self.zones.usable(job))
+    def _may_start(self, stored: Stored, waiting: int) -> tuple[float, str]:
+        """As `PlannedHours.may_start`, asked in the event loop: no file is read."""
+        return self.hours.may_start(stored.job, stored.items, waiting, self.zones.usable(stored.job))
 
-    async def _tell(self, jobs: Mapping[str, Job]) -> None:
+    async def _tell(self, jobs: Mapping[str, Stored]) -> None:
         """Tell the controller which jobs have not ended, without those that a budget holds back: no device is to be
         awake for them."""
         assert self._lease is not None
         for name in list(jobs):
             if name in self.runs:
                 ledger = self.runs[name].owned.ledger
-                self._left[name] = ledger.left, jobs[name].grams_max - ledger.grams
+                self._left[name] = ledger.left, jobs[name].job.grams_max - ledger.grams
             elif name not in self._left:
                 self._left[name] = await on_disk(self._left_of, name)
         self._left = {name: left for name, left in self._left.items() if name in jobs}
         budgets, now_s = self._local.budgets, self._clock.now_s()
         found = [
-            (jobs[name], *left)
-            for name, left in self._left.items()
-            if left[0] and budgets.find(jobs[name].tenant, jobs[name].family, now_s) is None
+            (job, *left)
+            for job, left in ((jobs[name].job, left) for name, left in self._left.items())
+            if left[0] and budgets.find(job.tenant, job.family, now_s) is None
         ]
         abroad = {name: Abroad(run.states.away, run.transfer_j) for name, run in self.runs.items() if run.abroad}
         with contextlib.suppress(StateUnavailable, Fenced):  # the lease's keeper says so; then no plan is followed

@@ -91,6 +91,33 @@ async def test_what_one_job_breaks_on_ends_that_job_alone(system, jobs, monkeypa
     assert (await jobs.ended("b")).answered == 20
 
 
+async def test_a_job_whose_folder_goes_ends_alone(system, jobs):
+    for slice_ in system.slices:
+        slice_.latency_s = 0.01
+    await jobs.submit(items(3000), id="a")
+    await jobs.submit(items(20), complete_in_s=900.0, id="b")
+    await until(lambda: "a" in jobs.owner.runs and jobs.owner.runs["a"].busy)
+    run = jobs.owner.runs["a"]
+    await asyncio.to_thread(jobs.folder.remove, "a")
+    run.blocked()
+    await until(lambda: "a" not in jobs.owner.runs)
+    assert (await jobs.ended("b")).state == DONE
+
+
+async def test_the_event_loop_does_not_wait_for_the_disk_while_a_job_runs(system, jobs, monkeypatch):
+    real, waits = os.stat, []
+
+    def stat(path, *arguments, **options):
+        if threading.current_thread() is threading.main_thread() and str(path).startswith(str(jobs.folder.root)):
+            waits.append(path)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    await jobs.submit(items(200), id="a")
+    assert (await jobs.ended("a")).answered == 200
+    assert waits == []
+
+
 @pytest.mark.parametrize("stop", ["cancel", "disown"])
 async def test_a_slow_disk_costs_no_answer_of_a_job_that_stops(system, jobs, monkeypatch, stop):
     real, allowed = os.fsync, threading.Event()
