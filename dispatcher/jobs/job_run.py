@@ -108,6 +108,8 @@ class JobRun:
         self._wake = wake
         self.why = ""
         self.closing = False
+        self.fault: Exception | None = None
+        """What it broke on in the owner's loop."""
 
     # --- what it does now ---------------------------------------------------------------------------------------------
 
@@ -115,6 +117,16 @@ class JobRun:
     def busy(self) -> Collection[SliceKey]:
         """Slices that have a batch of it."""
         return self._running.keys()
+
+    def guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do what the owner asks of each job in turn; one that breaks on it begins nothing more."""
+        if self.fault is not None:
+            return
+        try:
+            work(*arguments)
+        except Exception as error:
+            LOG.exception("job stops", job=self.job.id)
+            self.closing, self.fault = True, error
 
     def start_batches(self, busy: set[SliceKey]) -> None:
         """Start as many batches as idle slices allow. `busy`: slices that have something to do; a batch's is added."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -120,7 +120,7 @@ class JobsOwner:
         """Write what is under way, and let another worker own the jobs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
-                await asyncio.gather(*(run.settle() for run in self.runs.values()))
+                await asyncio.gather(*map(self._settle, self.runs))
         await self._drop_all()
         lease, self._lease = self._lease, None
         if lease is not None:
@@ -181,10 +181,10 @@ class JobsOwner:
         await self._tell(jobs)
         chosen = self._chosen(jobs)
         for name in (self.runs.keys() & jobs.keys()) - set(chosen):
-            if await self.runs[name].settle():
+            if await self._settle(name):
                 await self._stop(name)
         for name in jobs:
-            try:
+            async with self._alone(name):
                 if name in self.runs:
                     await self._step(name)
                 elif name in chosen or await on_disk(self._folder.cancelled, name) is not None:
@@ -193,15 +193,28 @@ class JobsOwner:
                     await self._wait(name, self._waits(jobs[name]) or "other jobs go first")
                     continue
                 self._waiting.pop(name, None)
-            except (TrefoilError, OSError) as error:  # the others go on
-                await self._wait(name, str(error))
-            except Exception as error:
-                LOG.exception("job failed", job=name)
-                await self._wait(name, f"its files cannot be used: {error!r}")
         for name in self.runs.keys() - set(names):
             await self._stop(name)
         await self._expire(names)
         self._show()
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """Keep a fault of one job from the others; its readers are told."""
+        try:
+            yield
+        except (TrefoilError, OSError) as error:
+            await self._wait(name, str(error))
+        except Exception as error:
+            LOG.exception("job failed", job=name)
+            await self._wait(name, f"its files cannot be used: {error!r}")
+
+    async def _settle(self, name: str) -> bool:
+        """As `JobRun.settle`."""
+        settled = False
+        async with self._alone(name):
+            settled = await self.runs[name].settle()
+        return settled
 
     def _read(self, names: list[str]) -> dict[str, Stored]:
         """Jobs that may not have ended."""
@@ -334,7 +347,11 @@ class JobsOwner:
             self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake,
             self._may_start, self.hours.variants,
         )  # fmt: skip
-        run = LineRun(self._completions, *parts) if job.endpoint else JobRun(*parts)
+        try:
+            run = LineRun(self._completions, *parts) if job.endpoint else JobRun(*parts)
+        except BaseException:
+            owned.close()
+            raise
         self.runs[name] = run
         self._tasks[name] = asyncio.create_task(run.run(), name=f"job {name}")
         LOG.info("job begun", job=name, epoch=self._lease.epoch, items=stored.items, left=owned.ledger.left)
@@ -343,7 +360,8 @@ class JobsOwner:
         """End a job that is done, cancelled or has spent its grams; tell readers how it stands."""
         run = self.runs[name]
         cancelled = await on_disk(self._folder.cancelled, name)
-        if self._tasks[name].done() and (error := self._tasks[name].exception()) is not None:
+        error = run.fault or (self._tasks[name].exception() if self._tasks[name].done() else None)
+        if error is not None:
             LOG.error("job failed", job=name, exc_info=error)
             first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             cancelled = f"the dispatcher cannot run it, see its log: {first!r}"
@@ -375,7 +393,10 @@ class JobsOwner:
 
     async def _stop(self, name: str) -> None:
         run, task = self.runs.pop(name), self._tasks.pop(name)
-        await run.drop()
+        try:
+            await run.drop()
+        except OSError as error:
+            LOG.warning("files of a job cannot be closed", job=name, why=str(error))
         task.cancel()
         await asyncio.wait((task,))
 
@@ -393,9 +414,10 @@ class JobsOwner:
         self._waiting = {name: why for name, why in self._waiting.items() if name in names}
         for name, at_s in list(self._ended_at_s.items()):
             if now_s - at_s > self._local.settings.jobs_keep_s:
-                LOG.info("results removed", job=name)
-                await on_disk(self._folder.remove, name)
-                del self._ended_at_s[name]
+                async with self._alone(name):
+                    await on_disk(self._folder.remove, name)
+                    del self._ended_at_s[name]
+                    LOG.info("results removed", job=name)
         await on_disk(self._folder.sweep, now_s - UPLOAD_MAX_S)
 
     # --- when -------------------------------------------------------------------------------------------------------
@@ -404,12 +426,12 @@ class JobsOwner:
         while True:
             self._wake.clear()
             for run in self.runs.values():
-                run.make_room()
+                run.guarded(run.make_room)
             if self.runs and self.owns and not self._local.draining and (busy := self.idle.busy()) is not None:
                 for run in self.runs.values():
                     busy.update(run.busy)
                 for run in sorted(self.runs.values(), key=lambda each: each.job.turn):
-                    run.start_batches(busy)
+                    run.guarded(run.start_batches, busy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S if self.runs else LOOK_S / 2):
                     await self._wake.wait()

@@ -1,6 +1,7 @@
 """Jobs in trouble: damaged files, slow disks, silent clients, more jobs than run at once, workers without credits."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from dispatcher.jobs import job_run, owner, service
 from dispatcher.jobs.core.job import Bounds
-from dispatcher.jobs.folder import JobReader
+from dispatcher.jobs.folder import Items, JobReader, OwnedJob
 from protos.dispatcher.v1 import jobs_pb2
 from tests.integration.test_dispatcher_jobs import CANCELLED, DONE, items, refused
 from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
@@ -89,6 +90,67 @@ async def test_what_one_job_breaks_on_ends_that_job_alone(system, jobs, monkeypa
     assert last.state == CANCELLED
     assert last.why == "the dispatcher cannot run it, see its log: RuntimeError('a bug')"
     assert (await jobs.ended("b")).answered == 20
+
+
+@pytest.mark.parametrize("part", ["make_room", "start_batches"])
+async def test_a_turn_that_one_job_breaks_on_ends_that_job_alone(system, jobs, monkeypatch, part):
+    real = getattr(job_run.JobRun, part)
+
+    def turn(run, *arguments):
+        if run.job.id == "bug":
+            raise RuntimeError("a bug")
+        real(run, *arguments)
+
+    monkeypatch.setattr(job_run.JobRun, part, turn)
+    await jobs.submit(items(20), id="bug")
+    await jobs.submit(items(20), id="b")
+    last = await jobs.ended("bug")
+    assert (last.state, last.why) == (CANCELLED, "the dispatcher cannot run it, see its log: RuntimeError('a bug')")
+    assert (await jobs.ended("b")).answered == 20
+
+
+async def test_files_that_cannot_be_used_when_a_job_begins_or_stops_hold_up_no_other(system, jobs, monkeypatch):
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    await jobs.submit(items(20), complete_in_s=100.0, id="a")
+    await until(lambda: "a" in jobs.owner.runs and jobs.owner.runs["a"].busy)
+    task, real = jobs.owner._tasks["a"], OwnedJob.close
+
+    def close(owned):
+        real(owned)
+        if owned.path.name == "a":
+            raise OSError(errno.ESTALE, "stale")
+
+    async def settle(run):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(OwnedJob, "close", close)
+    with monkeypatch.context() as broken:
+        broken.setattr(job_run.JobRun, "settle", settle)
+        await jobs.disown()
+    assert (task.done(), jobs.owner.runs, jobs.owner.owns) == (True, {}, False)
+    for slice_ in system.slices:
+        slice_.gate.set()
+    await jobs.own()
+    assert (await jobs.ended("a")).answered == 20
+
+
+async def test_a_job_that_cannot_begin_keeps_no_file_open(system, jobs, monkeypatch):
+    real, closed = OwnedJob.close, []
+
+    def size(files):
+        raise OSError(errno.ESTALE, "stale")
+
+    def close(owned):
+        real(owned)
+        closed.append(owned.path.name)
+
+    monkeypatch.setattr(OwnedJob, "close", close)
+    with monkeypatch.context() as broken:
+        broken.setattr(Items, "size", property(size))
+        await jobs.submit(items(20), id="a")
+        await until(lambda: closed == ["a"])
+    assert (await jobs.ended("a")).answered == 20
 
 
 async def test_a_job_whose_folder_goes_ends_alone(system, jobs):
