@@ -270,7 +270,7 @@ class BatchApi:
                 with await on_disk(_open, path) as file:
                     while lines := await on_disk(file.readlines, COPY_BYTES):
                         await on_disk(upload.add, list(lines_of(lines)))
-            await on_disk(upload.commit, self._local.clock.now_s(), record, refused)
+            await on_disk(upload.commit, self._jobs.calendar_s(), record, refused)
         except BaseException:
             await asyncio.shield(on_disk(upload.discard))
             raise

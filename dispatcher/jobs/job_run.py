@@ -497,10 +497,10 @@ class JobRun:
                 return False
         return True
 
-    async def end(self, state: JobState, why: str) -> None:
-        """End the job, with all its results on disk. Raises OSError."""
+    async def end(self, state: JobState, at_s: float, why: str) -> None:
+        """End the job at a time [UTC s], with all its results on disk. Raises OSError."""
         async with self._writing:
-            await to_its_end(self.owned.end, state, self._clock.now_s(), why)
+            await to_its_end(self.owned.end, state, at_s, why)
 
     async def drop(self) -> None:
         """Stop at once: another worker may own it. What is not written is done again."""

@@ -165,7 +165,7 @@ class JobsOwner:
     async def _expire_files(self) -> None:
         now_s = self._clock.now_s()
         if self._clock.monotonic_s() - self._files_at_s > FILES_S:
-            await on_disk(self._files.expire, now_s, now_s - UPLOAD_MAX_S)
+            await on_disk(self._files.expire, now_s, min(now_s, self.calendar_s()) - UPLOAD_MAX_S)
             self._files_at_s = self._clock.monotonic_s()
 
     async def _look(self) -> None:
@@ -337,8 +337,8 @@ class JobsOwner:
         if owned.ledger.ended or contract is None or why:
             try:
                 if not owned.ledger.ended:
-                    await on_disk(owned.end, JobState.CANCELLED, self._clock.now_s(), why)
-                self._ended_at_s[name] = owned.ledger.ended_at_s
+                    await on_disk(owned.end, JobState.CANCELLED, self.calendar_s(), why)
+                self._note_end(name, owned)
             finally:
                 owned.close()
             return
@@ -385,11 +385,16 @@ class JobsOwner:
     async def _end(self, name: str, state: JobState, why: str) -> None:
         run = self.runs[name]
         self.zones.leave(run.states.parcels)
-        await run.end(state, why)
+        await run.end(state, self.calendar_s(), why)
         LOG.info("job ended", job=name, state=state.name, answered=run.owned.ledger.answered,
                  failed=run.owned.ledger.failed, why=why)  # fmt: skip
-        self._ended_at_s[name] = run.owned.ledger.ended_at_s
+        self._note_end(name, run.owned)
         await self._stop(name)
+
+    def _note_end(self, name: str, owned: OwnedJob) -> None:
+        """Note when a job ended, if not another owner has it, by the clock that no later step of the calendar moves."""
+        if owned.ledger.ended:
+            self._ended_at_s[name] = owned.ledger.ended_at_s - self._clock.calendar_ahead_s()
 
     async def _stop(self, name: str) -> None:
         run, task = self.runs.pop(name), self._tasks.pop(name)
@@ -418,7 +423,7 @@ class JobsOwner:
                     await on_disk(self._folder.remove, name)
                     del self._ended_at_s[name]
                     LOG.info("results removed", job=name)
-        await on_disk(self._folder.sweep, now_s - UPLOAD_MAX_S)
+        await on_disk(self._folder.sweep, min(now_s, self.calendar_s()) - UPLOAD_MAX_S)
 
     # --- when -------------------------------------------------------------------------------------------------------
 

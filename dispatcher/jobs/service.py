@@ -97,7 +97,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             if contract is not None:
                 rate = expected_rate(self._local, self._owner.idle, job, contract)
                 check_items(job, upload.count, self._world(job, rate))
-            await on_disk(upload.commit, self._local.clock.now_s())
+            await on_disk(upload.commit, self.calendar_s())
         except BaseException:
             await asyncio.shield(on_disk(upload.discard))
             raise

@@ -27,6 +27,7 @@ from tests.support.job_serving import Jobs, item, jobs_of, messages
 from trefoil.api import jobs as jobs_client
 from trefoil.cli.main import app
 from trefoil.core.errors import Unavailable
+from trefoil.runtime.clock import WallClock
 
 pytestmark = pytest.mark.integration
 
@@ -178,6 +179,31 @@ async def test_the_event_loop_does_not_wait_for_the_disk_while_a_job_runs(system
     await jobs.submit(items(200), id="a")
     assert (await jobs.ended("a")).answered == 200
     assert waits == []
+
+
+@pytest.mark.parametrize(("ahead_s", "complete_in_s", "late"), [(3600.0, 3600.5, True), (-3600.0, -3000.0, False)])
+async def test_once_the_clock_was_stepped_times_of_jobs_are_of_the_calendar(
+    system, jobs, monkeypatch, ahead_s, complete_in_s, late
+):
+    monkeypatch.setattr(WallClock, "calendar_ahead_s", lambda _clock: ahead_s)
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    stood = await jobs.submit(items(20), complete_in_s=complete_in_s, id="a")
+    calendar_s = WallClock().now_s() + ahead_s
+    assert stood.submitted_at.ToMicroseconds() / 1e6 == pytest.approx(calendar_s, abs=60.0)
+    async with asyncio.timeout(30):
+        while (await jobs.status("a")).late is not late:
+            await asyncio.sleep(0.02)
+    for slice_ in system.slices:
+        slice_.gate.set()
+    last = await jobs.ended("a")
+    assert (last.state, last.late) == (DONE, late)
+    assert last.ended_at.ToMicroseconds() / 1e6 == pytest.approx(calendar_s, abs=60.0)
+    system.local.settings.__dict__["jobs_keep_s"] = 100.0
+    await asyncio.sleep(1.5)
+    assert jobs.folder.ids() == ["a"]
+    system.local.settings.__dict__["jobs_keep_s"] = 0.01
+    await until(lambda: not jobs.folder.ids())
 
 
 @pytest.mark.parametrize("stop", ["cancel", "disown"])

@@ -15,8 +15,10 @@ import pytest
 from dispatcher.jobs.core.job import Bounds, Job, JobState
 from dispatcher.jobs.core.journal import ERROR_CHARS_MAX, Result, encode, results_entry
 from dispatcher.jobs.folder import Items, JobReader, JobsFolder, OwnedJob, Upload, highest_epoch, on_disk
+from dispatcher.jobs.owner import JobsOwner
 from tests.support.failing_disk import CALLS, FailingDisk
 from trefoil.core.errors import InvalidInput, NotFound
+from trefoil.runtime.clock import ManualClock
 
 JOB = Job("a", "digits", 1000.0)
 ITEMS = [bytes([n]) * (n + 1) for n in range(10)]
@@ -179,6 +181,20 @@ def test_what_an_overtaken_owner_writes_does_not_count(tmp_path):
     work(folder, 3)
     found = results_of(folder)
     assert [data for _, data in found[:3]] == [b"0 of 1", b"1 of 1", b"2 of 3"]
+
+
+def test_a_job_that_another_owner_has_is_not_noted_as_ended(tmp_path):
+    """It would be removed at once, for its end is at 0."""
+    folder = folder_of(tmp_path)
+    submit(folder)
+    first, second = (OwnedJob(folder, "a", epoch, "w") for epoch in (1, 2))
+    overtaken = JobsOwner.__new__(JobsOwner)
+    overtaken._clock, overtaken._ended_at_s = ManualClock(50.0), {}
+    for owned in (first, second):
+        owned.end(JobState.DONE, 8.0, "")
+        overtaken._note_end("a", owned)
+        assert overtaken._ended_at_s == ({} if owned is first else {"a": 8.0})
+        owned.close()
 
 
 def test_a_reader_follows_owners(tmp_path):
