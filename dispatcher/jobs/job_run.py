@@ -138,7 +138,7 @@ class JobRun:
                 break
             target, rows = taken
             busy.add(target.slice)
-            batch = self._form(max(1, int(min(rows, self._affordable_items(target)))), self._room)
+            batch = self._form(max(1, int(min(rows, self._affordable_rows(target)))), self._room)
             self._started += len(batch)
             name = f"batch of {self.job.id}"
             price_g = (self._price_g(target) or 0.0) * sum(item.rows for item in batch)
@@ -181,11 +181,12 @@ class JobRun:
         return found
 
     def _affordable(self, targets: list[RouteTarget]) -> list[RouteTarget]:
-        """Slices on which the job's grams last for an item."""
-        return [each for each in targets if self._affordable_items(each) >= 1]
+        """Slices on which the job's grams last for the next item."""
+        rows = self._ready[0].rows if self._ready else 1
+        return [each for each in targets if self._affordable_rows(each) >= rows]
 
-    def _affordable_items(self, target: RouteTarget) -> float:
-        """Items that the job's grams last for on a slice."""
+    def _affordable_rows(self, target: RouteTarget) -> float:
+        """Rows that the job's grams last for on a slice."""
         if not self.job.grams_max:
             return math.inf
         price_g, left_g = self._price_g(target), self.job.grams_max - self.owned.ledger.grams - self._spending_g
@@ -196,11 +197,11 @@ class JobRun:
         return price_g(self._local, self.job, target)
 
     def spent(self) -> bool:
-        """Whether its grams do not last for one more item."""
+        """Whether its grams do not last for the next item."""
         if not self.job.grams_max or self._running or self._results:
             return False
-        prices = [price for each in self._idle.allowed(self.job) if (price := self._price_g(each)) is not None]
-        return bool(prices) and self.owned.ledger.grams + min(prices) > self.job.grams_max
+        priced = [each for each in self._idle.allowed(self.job) if self._price_g(each) is not None]
+        return bool(priced) and not self._affordable(priced)
 
     def _sizes(self, target: RouteTarget) -> list[Size]:
         """Sizes that a batch may have: doubled from one row as long as they do not take too long."""
@@ -536,7 +537,7 @@ def stuck(local: LocalWorker, idle: IdleSlices, job: Job) -> str:
 
 
 def price_g(local: LocalWorker, job: Job, target: RouteTarget) -> float | None:
-    """Grams of one item on a slice by its receipt; None: not known."""
+    """Grams of one row on a slice by its receipt; None: not known."""
     receipt = local.accounting.receipts.price(target.slice, job.family, target.variant, 1)
     if receipt is None or receipt.quality == Quality.UNSPECIFIED:
         return None

@@ -102,12 +102,19 @@ async def test_items_are_no_demand_and_have_no_latency(system, jobs):
     assert sum(cell.service.total for cell in cells) == sum(cell.answered for cell in cells) > 0
 
 
-async def test_receipts_are_shared_and_grams_are_a_bound(system, jobs):
-    rates = [
-        ReceiptRate(key(n), "digits", v, 0.0, 2.0, 0.0, Basis.MEASURED) for n, v in ((0, "digits-xs"), (1, "digits-l"))
-    ]
+async def priced(system: DispatcherSystem) -> None:
+    """Rows take 2 J on each slice."""
     await system.carbon(300.0)
-    await system.rates(*rates)
+    await system.rates(
+        *(
+            ReceiptRate(key(n), "digits", variant, 0.0, 2.0, 0.0, Basis.MEASURED)
+            for n, variant in enumerate(("digits-xs", "digits-l"))
+        )
+    )
+
+
+async def test_receipts_are_shared_and_grams_are_a_bound(system, jobs):
+    await priced(system)
     await jobs.submit(items(40), id="a")
     last = await jobs.ended("a")
     grams = 40 * 2.0 / 3.6e6 * 300.0 * 1.2
@@ -123,6 +130,18 @@ async def test_receipts_are_shared_and_grams_are_a_bound(system, jobs):
     results = await jobs.results("b")
     assert len(results) == 40
     assert sum(result.code == "CANCELLED" for result in results) == 30
+
+
+async def test_items_of_several_rows_keep_a_bound_of_grams(system, jobs):
+    await priced(system)
+    row_g = 2.0 / 3.6e6 * 300.0 * 1.2
+    await jobs.submit([item(1, rows=8) for _ in range(5)], id="a", grams_max=20 * row_g)
+    last = await jobs.ended("a")
+    assert (last.state, last.answered) == (CANCELLED, 2)
+    assert last.grams == pytest.approx(16 * row_g)
+    await jobs.submit([item(1, rows=8)], id="b", grams_max=1.5 * row_g)
+    last = await jobs.ended("b")
+    assert (last.state, last.answered, last.grams) == (CANCELLED, 0, 0.0)
 
 
 async def test_without_receipts_a_bound_of_grams_waits(system, jobs):
