@@ -573,20 +573,3 @@ def unfit(job: Job, contract: Contract, models: Sequence[str]) -> TrefoilError |
     remedy = "send its requests to the inference port"
     return InvalidInput(f"{why}: jobs take families that answer each request alone", field="family", value=family,
                         remedy=remedy)  # fmt: skip
-
-
-def expected_rate(local: LocalWorker, idle: IdleSlices, job: Job, contract: Contract) -> float:
-    """Most items a second that the live slices of a job could answer if nothing else ran; 0 = not known."""
-    times, rows = local.health.evidence.times, taken_by(job.family, contract).rows_max
-    rates = []
-    for target in idle.allowed(job):
-        known = [(size, times.usual_s(target.slice, target.variant, size)) for size in _sizes(rows)]
-        best = max((size / seconds for size, seconds in known if seconds), default=0.0)
-        if not best or not times.usual_s(target.slice, target.variant, rows):
-            return 0.0  # larger batches may be quicker than all that were seen
-        rates.append(best)
-    return math.fsum(rates)
-
-
-def _sizes(rows_max: int) -> list[int]:
-    return [2**power for power in range(rows_max.bit_length())]

@@ -15,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
 from dispatcher.jobs.core.journal import ZoneSum
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
-from dispatcher.jobs.job_run import expected_rate, unfit
+from dispatcher.jobs.job_run import unfit
 from dispatcher.jobs.owner import JobsOwner
 from dispatcher.request.contracts import Contract, Contracts
 from dispatcher.service.local_worker import LocalWorker
@@ -95,8 +95,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
                 remedy = "send all items, then how many they were"
                 raise InvalidInput(f"{upload.count} items came", field="total", value=total or 0, remedy=remedy)
             if contract is not None:
-                rate = expected_rate(self._local, self._owner.idle, job, contract)
-                check_items(job, upload.count, self._world(job, rate))
+                check_items(job, upload.count, self._world(job))
             await on_disk(upload.commit, self.calendar_s())
         except BaseException:
             await asyncio.shield(on_disk(upload.discard))
@@ -239,12 +238,14 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         """Time of the calendar [UTC s], which deadlines are of."""
         return self._local.clock.now_s() + self._local.clock.calendar_ahead_s()
 
-    def _world(self, job: Job, rate_per_s: float = 0.0) -> World:
-        routing = self._local.routing
+    def _world(self, job: Job) -> World:
+        routing, times = self._local.routing, self._local.health.evidence.times
         reach = routing.table.reach.get(job.family)
         accuracy = 1.0 if reach is None else max(reach.live, reach.planned)
         zones = {node.zone for node in routing.nodes.values()}.union(self._owner.zones.others)
-        return World(self.calendar_s(), routing.table.chains.keys(), zones, self._tenants(), accuracy, rate_per_s)
+        live = routing.table.live(job.family)
+        item_s = min((times.usual_s(each.slice, each.variant, 1) for each in live), default=0.0)
+        return World(self.calendar_s(), routing.table.chains.keys(), zones, self._tenants(), accuracy, item_s)
 
     async def status(self, name: str) -> Any:
         """How a job stands. Raises NotFound."""
