@@ -22,8 +22,10 @@ START_S = (NOW_S // HOUR + 1) * HOUR  # of the first whole hour: 800 s from now
 
 
 def served(gpus=2, asleep=1, **changes):
-    """View of GPUs that serve as BASE plans, `l` on one 7g slice each (25 ms), and of some that sleep; the planner wakes
-    for jobs."""
+    """View of GPUs that serve as BASE plans, `l` on one 7g slice each (25 ms), and of some that sleep.
+
+    The planner is one that wakes devices for jobs.
+    """
     empty = view(devices=fleet(gpus), **changes)
     plan = dataclasses.replace(BasePlanner().plan(empty, np.random.default_rng(1)).plan, planner="exact", expected={})
     awake, sleeping = applied(plan, empty.fleet), fleet(asleep, state=DeviceState.ASLEEP)
