@@ -18,6 +18,7 @@ from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
 from dispatcher.jobs.job_run import unfit
 from dispatcher.jobs.owner import JobsOwner
 from dispatcher.request.contracts import Contract, Contracts
+from dispatcher.request.pace import BYTES_PER_S_MIN, SILENT_S, paced
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from trefoil.core.errors import DiskUnavailable, InvalidInput, NotFound, Unavailable
@@ -31,7 +32,7 @@ SAID_S: Final = 30.0  # how often a status is sent again that has not changed
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
 UPLOADS_MAX: Final = 8
 READERS_MAX: Final = 16  # clients that read results at once; as many may read files of batches
-SILENT_S: Final = 60.0  # that a client may send nothing, or read nothing
+END: Final[Any] = None  # of a client's messages
 UNRESULTED: Final = "CANCELLED"
 """Code of items that were not run because their job had ended."""
 
@@ -69,7 +70,8 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             self._uploads -= 1
 
     async def _submit(self, messages: AsyncIterator[Any], tenant: str) -> Any:
-        first = await self._next(messages)
+        messages = self._messages(messages)
+        first = await anext(messages, None)
         if first is None or first.WhichOneof("part") != "job":
             raise InvalidInput("comes first", field="job", remedy="send the job, then its items")
         check_request(first)
@@ -84,7 +86,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         upload = await on_disk(Upload, self._folder, job)
         try:
             total = None
-            while (message := await self._next(messages)) is not None:
+            async for message in messages:
                 if message.WhichOneof("part") == "total":
                     total = message.total
                 elif message.WhichOneof("part") != "items" or total is not None:
@@ -118,12 +120,16 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         return contract
 
     @staticmethod
-    async def _next(messages: AsyncIterator[Any]) -> Any:
+    async def _messages(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """A client's messages. Raises Unavailable: it is slower than `pace` allows."""
         try:
-            async with asyncio.timeout(SILENT_S):
-                return await anext(messages, None)
+            async for message in paced(lambda: anext(messages, END), lambda message: int(message.ByteSize())):
+                if message is END:
+                    return
+                yield message
         except TimeoutError as error:
-            raise Unavailable(f"nothing came for {SILENT_S:g} s, nothing was kept", remedy="submit it again") from error
+            why = f"its parts did not come at {BYTES_PER_S_MIN} bytes/s, nothing was kept"
+            raise Unavailable(why, remedy="submit it again, faster") from error
 
     async def _permit(self, name: str, context: Any) -> None:
         """Check that the caller may see a job; raises NotFound, also where it is another tenant's."""

@@ -15,6 +15,7 @@ from dispatcher.fronts.grpc.streams import ClientLeft
 from dispatcher.fronts.rest import codec, compression
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import Tenant
+from dispatcher.request.pace import BYTES_PER_S_MIN, paced
 from dispatcher.transport.core.trace_context import trace_of
 from dispatcher.transport.h2 import Held
 
@@ -31,9 +32,7 @@ STALLED_S: Final = 5.0
 """After which it may lose its connection, where there is no room."""
 DISCARDED_BYTES_MAX: Final = 16 * 2**20
 UNREAD_S: Final = 60.0
-"""How long an event waits for a client that does not read, or a body for one that does not send."""
-BODY_BYTES_PER_S: Final = 4096
-"""Least pace of a body that is read by parts."""
+"""How long an event waits for a client that does not read."""
 CUT_S: Final = 1.0
 """How long the last event of a response that is cut off waits for such a client."""
 STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: send the request again")
@@ -220,23 +219,18 @@ async def body_of(ask: HttpRequest) -> AsyncIterator[bytes]:
 
     Raises:
         ClientDisconnected: the client left.
-        HttpError: it sent nothing for UNREAD_S, or less than BODY_BYTES_PER_S in the mean.
+        HttpError: it is slower than `pace` allows.
     """
-    loop = asyncio.get_running_loop()
-    ends_s, more = loop.time() + UNREAD_S, True
-    while more:
-        try:
-            async with asyncio.timeout_at(min(ends_s, loop.time() + UNREAD_S)):
-                event = await ask.receive()
-        except TimeoutError as error:
-            why = f"the body did not come at {BODY_BYTES_PER_S} bytes/s. Remedy: send it faster"
-            raise HttpError(408, why, ((b"connection", b"close"),)) from error
-        if event["type"] == "http.disconnect":
-            raise ClientDisconnected
-        part = event.get("body", b"")
-        ends_s += len(part) / BODY_BYTES_PER_S
-        yield part
-        more = event.get("more_body", False)
+    try:
+        async for event in paced(ask.receive, lambda event: len(event.get("body", b""))):
+            if event["type"] == "http.disconnect":
+                raise ClientDisconnected
+            yield event.get("body", b"")
+            if not event.get("more_body", False):
+                return
+    except TimeoutError as error:
+        why = f"the body did not come at {BYTES_PER_S_MIN} bytes/s. Remedy: send it faster"
+        raise HttpError(408, why, ((b"connection", b"close"),)) from error
 
 
 async def discard(body: AsyncIterator[bytes]) -> None:

@@ -16,7 +16,6 @@ from dispatcher.fronts.rest import calls, compression, http1
 from dispatcher.fronts.rest.calls import (
     PART_BYTES,
     STALLED_S,
-    UNREAD_S,
     HttpError,
     HttpRequest,
     Room,
@@ -28,6 +27,7 @@ from dispatcher.fronts.rest.calls import (
 )
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core.tenants import Tenant
+from dispatcher.request.pace import SILENT_S
 from dispatcher.transport.h2 import Held
 from tests.support.certificates import Authority
 from tests.support.virtual.loop import virtual_loop
@@ -76,9 +76,9 @@ def test_a_body_that_does_not_end_is_refused_after_a_minute(pause_s):
 @pytest.mark.parametrize(
     ("parts", "pause_s", "ends_s"),
     [
-        ([b"x"] * 100_000, 1.0, UNREAD_S),  # drips
-        ([b"x" * 40_960] * 7, 1.0, UNREAD_S + 7),  # is silent after that
-        ([b"x" * 4096] * 600, 1.5, 3 * UNREAD_S),  # is slower in the mean: 60 s + t / 1.5 = t
+        ([b"x"] * 100_000, 1.0, SILENT_S),  # drips
+        ([b"x" * 40_960] * 7, 1.0, SILENT_S + 7),  # is silent after that
+        ([b"x" * 4096] * 600, 1.5, 3 * SILENT_S),  # is slower in the mean: 60 s + t / 1.5 = t
     ],
 )
 def test_a_body_by_parts_that_comes_too_slowly_is_refused(parts, pause_s, ends_s):
