@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from dispatcher.jobs import job_run, owner, service
 from dispatcher.jobs.core.job import Bounds
 from dispatcher.jobs.folder import Items, JobReader, OwnedJob
+from dispatcher.request import pace
 from protos.dispatcher.v1 import jobs_pb2
 from tests.integration.test_dispatcher_jobs import CANCELLED, DONE, items, refused
 from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
@@ -259,14 +260,15 @@ async def test_submitted_again_with_a_deadline_from_now_it_is_the_same_job(syste
 
 
 async def test_silent_clients_leave_their_places(system, jobs, monkeypatch):
-    monkeypatch.setattr(service, "SILENT_S", 0.2)
+    for module in (service, pace):
+        monkeypatch.setattr(module, "SILENT_S", 0.2)
 
     async def silent():
         for message in list(messages(items(3), id="a"))[:-1]:
             yield message
         await asyncio.sleep(60)
 
-    says = "UNAVAILABLE nothing came for 0.2 s, nothing was kept. Remedy: submit it again"
+    says = "UNAVAILABLE its parts did not come at 4096 bytes/s, nothing was kept. Remedy: submit it again, faster"
     assert says in await refused(jobs.stub.Submit(silent()))
     assert not list(jobs.folder.root.glob(".new-*"))
     await jobs.submit(items(3), id="a")

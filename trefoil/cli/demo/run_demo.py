@@ -19,7 +19,7 @@ from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.report import spread_lines
-from trefoil.cli.demo.results import Report, git_commit, made_by, spread_json, write_json
+from trefoil.cli.demo.results import Report, made_by, spread_json, write_json
 from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
 from trefoil.cli.demo.schedule import total_s, words
 from trefoil.cli.demo.spread import judged_by_simulation, simulate_spread
@@ -87,7 +87,7 @@ def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
     about = subject_of(scenario.policies)
     if as_json:
         took_s = round(clock.monotonic_s() - started_at_s)
-        print_json({"commit": git_commit(), "took_s": took_s, **json_safe(spread_json(found, about))})
+        print_json({**made_by(), "took_s": took_s, **json_safe(spread_json(found, about))})
         return
     screen = console()
     for table in comparison_tables(found):
