@@ -147,8 +147,8 @@ class _Standing:
         for (name, cost, part, kind), count in sorted(self._slices.items(), key=lambda one: one[0][0]):
             spare = math.floor(count * self._spare(high, cost.family) + WHOLE)
             total_s = (count - spare) * length_s * FULL
-            free_s = max(0.0, total_s - count * length_s * self._busy(load, cost.family))
-            yield DevicePool(name, free_s, free_s, (cost,), total_s=total_s, part=part)
+            free_s, sure_s = (max(0.0, total_s - count * length_s * self._busy(at, cost.family)) for at in (load, high))
+            yield DevicePool(name, free_s, sure_s, (cost,), total_s=total_s, part=part)
             if spare:
                 slowed, whole_s = replace(cost, device_s=cost.device_s / FULL), spare * length_s
                 idle_w, wake_j = (part * each for each in _added(self._inputs, kind))

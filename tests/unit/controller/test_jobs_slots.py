@@ -77,6 +77,8 @@ def test_slices_that_jobs_alone_keep_awake_cost_their_idle_watts():
     assert needed.free_s == pytest.approx(HOUR * (FULL - 24 * 0.025), rel=1e-2)
     assert (needed.idle_w, kept.idle_w) == (0.0, A100_40GB.idle_w - A100_40GB.sleep_w)
     assert (kept.wake_j, kept.free_s) == ((A100_40GB.wake_s + 2.5) * A100_40GB.idle_w, 3 * HOUR)
+    later = slots[2].pools[0]
+    assert later.free_s - later.sure_s == pytest.approx(HOUR * (90 - 70) * 0.025, rel=1e-2)
     work = [PendingJob("a", "digits", 200_000, START_S + HOUR, accuracy_floor=0.97)]
     found = plan_jobs(work, slots, NOW_S)
     active_g = grams(sum(one.items for one in found.portions) * kept.costs[0].active_j, 250.0, 1.0)
