@@ -140,7 +140,7 @@ def clover(
     about = {
         "paper": "CLOVER, SC 23", "basis": "simulated on modelled profiles", "seeds": list(options.seeds),
         "hours": options.hours, "speedup": options.speedup,
-        "data": trace_of(of.trace) or "synthetic curve: the real traces are not here (TREFOIL_DATA)",
+        "data": Path(trace_of(of.trace)).name or "synthetic curve: the real traces are not here (TREFOIL_DATA)",
     }  # fmt: skip
     _play(about, ("", "runs"), partial(all_figures, options, out), "tables:clover_tables", out, as_json)
 
