@@ -20,8 +20,10 @@ ENTRY_WORDS_MAX: Final = 20
 README_WORDS_MAX: Final = 600
 DOCS_WORDS_MAX: Final = 60_000  # as `wc -w` counts them
 DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+OF_PAPERS: Final = {"carbondis", "clover", "infadapter", "muserve", "wattwiser"}
+STUDIES: Final = [path for path in (ROOT / "benchmarks" / "results").glob("*.md") if path.stem not in OF_PAPERS]
 PAGES: Final = [
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in [*(ROOT / "docs").rglob("*.md"), *STUDIES]),
     *("CONTRIBUTING.md", "benchmarks/RESULTS.md"),
 ]
 
