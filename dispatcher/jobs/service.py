@@ -242,7 +242,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
 
     def calendar_s(self) -> float:
         """Time of the calendar [UTC s], which deadlines are of."""
-        return self._local.clock.now_s() + self._local.clock.calendar_ahead_s()
+        return self._owner.calendar_s()
 
     def _world(self, job: Job) -> World:
         routing, times = self._local.routing, self._local.health.evidence.times

@@ -11,7 +11,7 @@ from controller.jobs.core.offers import left_over, slots_ahead
 from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
 from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.rules import Rule
-from controller.jobs.core.slots import devices_needed, load_ahead, slots_of
+from controller.jobs.core.slots import devices_needed, is_awake, load_ahead, slots_of
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.jobs.planned import (
@@ -57,9 +57,7 @@ def plan_hours(
     latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
     until_s = now_s + max(HORIZON_MIN_S, latest_s - now_s + SLOT_S)
     every = [slot for slot in every if slot.carbon.starts_at_s < until_s]
-    slots = [
-        replace(slot, pools=tuple(pool for pool in slot.pools if pool.stands or not pool.idle_w)) for slot in every
-    ]
+    slots = [replace(slot, pools=tuple(pool for pool in slot.pools if is_awake(pool))) for slot in every]
     of_peers = [slot for zone in sorted(offered) for slot in offered[zone]]
     families = {cost.family for slot in slots + of_peers for pool in slot.pools for cost in pool.costs}
     jobs, wrong = pending_jobs(found, families, home, now_s, offered)

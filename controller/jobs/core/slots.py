@@ -3,9 +3,10 @@
 Source: ours. Data: a planner's view, loads to come. Result: slots from now on.
 Formulation: slices that stand serve jobs of their family with their variant, in batches of the largest size profiled,
 up to `FULL` of their time; requests take their rate times their time there. Devices asleep could serve any family with
-any variant that fits, whole. Slices that requests do not need at the 90 % line, which `exact` puts to sleep, are pools
-of their own: jobs alone keep them awake, or wake them. Load that is not given stays as it is now. Left out: generative
-families, families in stages, shared slices, CPUs, devices of other zones, silent nodes.
+any variant that fits, whole. Slices that requests do not need at the 90 % line of their load form a pool of their own.
+`exact` puts them to sleep unless jobs use them, so their idle power counts as the jobs'. A load that is not given stays
+as it is now. Left out: generative families, families in stages, shared slices, CPUs, devices of other zones, silent
+nodes.
 """
 
 import math
@@ -59,17 +60,22 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
     return tuple(found)
 
 
+def is_awake(pool: DevicePool) -> bool:
+    """Whether a pool is of devices that are awake now."""
+    return pool.stands or not pool.idle_w
+
+
 def devices_needed(slots: Sequence[Slot], portions: Sequence[Portion], now_s: float) -> int:
     """Whole devices that requests and these portions take in the slots that have begun. Those that are woken come on
     top of those that stand, however little of these is taken: the rest of them cannot take the place."""
-    used = {True: 0.0, False: 0.0}
+    used = {True: 0.0, False: 0.0}  # by whether devices are awake
     for slot in (one for one in slots if one.carbon.starts_at_s <= now_s):
         length_s = slot.carbon.ends_at_s - slot.carbon.starts_at_s
         for pool in slot.pools:
             place = slot.zone, pool.name, slot.carbon.starts_at_s
             jobs_s = sum(one.device_s for one in portions if (one.zone, one.pool, one.starts_at_s) == place)
             requests_s, full = max(0.0, pool.total_s - pool.free_s), FULL if pool.total_s else 1.0
-            used[pool.stands or not pool.idle_w] += pool.part * (requests_s + jobs_s) / length_s / full
+            used[is_awake(pool)] += pool.part * (requests_s + jobs_s) / length_s / full
     return sum(math.ceil(each - WHOLE) for each in used.values())
 
 
