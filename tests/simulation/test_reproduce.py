@@ -342,12 +342,15 @@ def test_a_run_is_played_again_when_what_it_imports_has_changed(tmp_path, monkey
     hashes = runs.source_hash.__wrapped__
     before = {policy: hashes(policy) for policy in ("clover", "exact", "")}
     with (tmp_path / "ours/controller/planners/exact/search.py").open("a") as file:
-        file.write("# another search\n")
+        file.write("# other words\n")
+    assert hashes("exact") == before["exact"]
+    with (tmp_path / "ours/controller/planners/exact/search.py").open("a") as file:
+        file.write("ANOTHER = 1\n")
     assert hashes("clover") == before["clover"]
     assert hashes("exact") != before["exact"]
     assert hashes() != before[""]
     with (tmp_path / "ours/trefoil/core/queueing.py").open("a") as file:
-        file.write("# another law\n")
+        file.write("\ndef law():\n    pass\n")
     assert hashes("clover") != before["clover"]
 
 

@@ -46,6 +46,7 @@ from trefoil.simulator.scenario.schema import (
 
 SOURCES: Final = Path(__file__).parents[2]
 TABLE: Final = "controller.planners.table"  # imports every planner
+DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 OURS: Final = frozenset({"trefoil", "controller", "dispatcher", "power_agent", "carbon_feed"})
 PUE: Final = 1.5  # CLOVER section 5.1
 MEASURE_S: Final = 60.0  # over which a tail latency is watched
@@ -161,9 +162,10 @@ def key_of(spec: Any, sources: str) -> str:
 
 @cache
 def source_hash(policy: str = "", module: str = __name__, repository: str = "") -> str:
-    """Hash of every module of ours that a run imports, and of the repository's families and profiles.
+    """Hash of the code of every module of ours that a run imports, and of the repository's families and profiles.
 
-    Of a policy: without the planners that only others need, so that who improves one does not play all of them again.
+    Comments and docstrings are not code. Of a policy: without the planners that only others need, so that who improves
+    one does not play all of them again.
     """
     files = {path for suffix in ("*.toml", "*.csv") for path in family_folder("", repository).glob(f"*/{suffix}")}
     left, seen = [module], set[str]()
@@ -180,17 +182,26 @@ def source_hash(policy: str = "", module: str = __name__, repository: str = "") 
         if source is None:
             continue  # a name in a module, not a module
         files.add(source)
-        left += _imports(source)
+        left += _read(source.read_bytes())[1]
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(file.name.encode() + file.read_bytes())
+        content = file.read_bytes()
+        digest.update(file.name.encode() + (_read(content)[0] if file.suffix == ".py" else content))
     return digest.hexdigest()[:12]
 
 
 @cache
-def _imports(source: Path) -> tuple[str, ...]:
-    """Names of modules that a file imports, and of what it takes from them; what only types need is not imported."""
-    found, left = list[str](), list[ast.AST]([ast.parse(source.read_bytes())])
+def _read(source: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """Code of a module, and names of modules that it imports and of what it takes from them.
+
+    What only types need is not imported.
+    """
+    tree = ast.parse(source)
+    found, left = list[str](), list[ast.AST]([tree])
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body[0] = ast.Pass()
+    code = ast.dump(tree).encode()
     while left:
         node = left.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -201,7 +212,7 @@ def _imports(source: Path) -> tuple[str, ...]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return tuple(found)
+    return code, tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
