@@ -224,8 +224,8 @@ def starting_objectives(
 ) -> dict[str, Objective]:
     """Objectives of the settings, with the next number where they have changed, and stored ones of commands.
 
-    Those of the families that are `commanded` stay as they are stored; a family that neither the settings name any more
-    nor a command has set goes out of service.
+    Objectives of the families in `commanded` stay as stored. A family goes out of service if the settings no longer
+    name it and no command has set it.
     """
     named = {wanted.family for wanted in settings.objectives}
     found = {family: objective for family, objective in stored.items() if family in named or family in commanded}

@@ -15,8 +15,8 @@ def check_addresses(settings: PowerAgentSettings) -> None:
     """Check what is published of agent and Tritons. Who reads it is where Redis is, or further away.
 
     Raises:
-        SettingError: loopback or a wildcard is published while Redis is on another host, a host while only loopback is
-            listened on, or others reach Tritons that have neither TLS nor `insecure`.
+        SettingError: loopback or a wildcard is published while Redis is on another host, or a host while only loopback
+            is listened on. Also if others reach Tritons that have neither TLS nor `insecure`.
     """
     away = _other_host(settings.redis_url.get_secret_value())
     advertised = settings.advertise_host

@@ -45,8 +45,8 @@ Kind = Literal["unreachable", "busy", "refused", "cut", "lost", "silent", "fault
 class EngineError(Unavailable):
     """An engine that gave no answer, or only a part of one.
 
-    `kind`: unreachable (the request was not taken), busy (429), refused (the request's own fault), cut (its stream
-    ended before the answer did), lost (the connection ended), silent (for too long), fault (all else).
+    `kind` is unreachable (the request was not taken), busy (429) or refused (the request's own fault). Or it is cut
+    (its stream ended before the answer did), lost (the connection ended), silent (for too long) or fault (all else).
     """
 
     def __init__(self, message: str, kind: Kind, remedy: str = "", *, field: str = "", value: object = None) -> None:

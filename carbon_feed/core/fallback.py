@@ -1,8 +1,8 @@
 """Fallback ladder: from providers' answers to the reading in force, with provenance, and never in silence.
 
-Rungs (`trefoil.core.carbon.Rung`): 0 the provider; 1 a second provider of the same method and factors;
-2 the last accepted value while it is younger than `carry_max_s`; 3 the zone's own hour-of-week profile; 4 a configured
-value; 5 the last accepted value, however old: only where neither a profile nor a configured value is known.
+Rungs (`trefoil.core.carbon.Rung`): 0 the provider; 1 a second provider of the same method and factors. 2 the last
+accepted value while it is younger than `carry_max_s`; 3 the zone's own hour-of-week profile. 4 a configured value; 5
+the last accepted value, however old: only where neither a profile nor a configured value is known.
 Each rung below 0 says in `fallback_reason` which provider failed by which cause, as `provider cause: message`.
 Stateless: what was accepted and what is suspected come with the view.
 """

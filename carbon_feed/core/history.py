@@ -2,7 +2,8 @@
 
 Valid time: [starts_at_s, ends_at_s) of a reading. Known time: its fetched_at_s. Nothing is overwritten: a revision is a
 further version. What is believed of an instant, as known at `as_of_s`, is the version that covers it with the best
-quality (an estimate never replaces a measurement), of these the one known last, of these the highest `as_of`.
+quality. An estimate never replaces a measurement. Of several such versions it is the one known last, of these the one
+with the highest `as_of`.
 Where intervals overlap, for instance after a change of resolution, the same rule decides instant by instant.
 Only what a source said of the grid is kept: stand-ins (rungs below a second provider) and forecasts are refused, or a
 carried value would come back as history. All times are UTC seconds: a change of clocks is neither a gap nor an overlap.

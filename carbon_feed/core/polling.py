@@ -2,13 +2,14 @@
 
 Two kinds of questions: the regular one for what holds now, and extra ones (a forecast, the past). One question at a
 time, of either kind. Each request of a question counts, a login too.
-Regular: `poll_s` after an answer (its soft TTL) or sooner where the caller says that the answer ends; after n failures
-in a row poll_s * min(0.1 * 2^(n-1), 4). Both are drawn out by up to a tenth, another one for each cluster and question.
+Regular: `poll_s` after an answer (its soft TTL) or sooner where the caller says that the answer ends. After n failures
+in a row: poll_s * min(0.1 * 2^(n-1), 4). Both are drawn out by up to a tenth, another one for each cluster and
+question.
 Retry-After, whichever question it came with, holds for all of them.
 Quota: at most `quota_per_day` requests in a UTC day. What is left is spread over what is left of the day:
 gap >= (midnight - now) / left. Extra questions get at most a quarter of it, in step with the day.
-Breaker: from `breaker_failures` failures in a row on it is open until the next regular question is due; that one is the
-probe (half open), and until it is answered nothing else is asked.
+Breaker: from `breaker_failures` failures in a row on, it is open until the next regular question is due. That question
+is the probe (half open). Until it is answered, nothing else is asked.
 Kept over a restart: `PollUsage`. A successor counts what its predecessor may have spent by these rules.
 """
 

@@ -1,7 +1,7 @@
 """Validation of provider answers: what is wrong is one cause of a closed list, to be counted and looked up.
 
-Values: finite, 0..1,500 g/kWh (marginal ones from -1,500 on), not an answer of only zeros, not more than ten
-times (or less than a tenth of) the last accepted value until the next interval says the same again.
+Values: finite, 0..1,500 g/kWh (marginal ones from -1,500 on), not an answer of only zeros. Also not more than ten times
+(or less than a tenth of) the last accepted value, until the next interval confirms the value.
 Intervals: they begin before they end, last INTERVAL_MAX_S at most and hold now.
 Zone, method and factors are those that were asked for.
 Forecasts: in time order, from now to the horizon, without holes but for rows that had no value, a tenth at most.

@@ -1,8 +1,8 @@
 """Write synthetic_duck_72h.csv: a solar grid's duck curve, 24 h of lead-in and 48 h, from one seed.
 
-Shape of a day (local hour h): a solar trough around 12.5 h of about 90 g/kWh, an evening peak around 20 h of about
-380 g/kWh, a night shelf near 255 and a morning shoulder, as on the Californian grid in spring. Day-to-day noise scales
-trough and peak; hourly noise is an AR(1) process. Nothing here is measured.
+Shape of a day (local hour h): a solar trough around 12.5 h of about 90 g/kWh and an evening peak around 20 h of about
+380 g/kWh. A night shelf near 255 g/kWh and a morning shoulder complete it, as on the Californian grid in spring.
+Day-to-day noise scales trough and peak; hourly noise is an AR(1) process. Nothing here is measured.
 """
 
 import datetime

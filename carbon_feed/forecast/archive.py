@@ -1,9 +1,10 @@
 """Archive of forecasts as they were issued, ours and providers' alike, scored against what is known.
 
 Data: forecast f issued at t with bands [s, e); its actual is the history's mean over it, as known at `as_of_s`.
-Formulation: lead of a band = the steps of `lead_s` from t to its start, rounded up, at least 1; per lead MAE, bias and
-MAPE of the 50 % line and the share of actuals inside the 10..90 % band (`carbon_feed.forecast.scores`).
-Bands from a provider's own errors: 10, 50 and 90 % quantile per lead of actual - forecast over its archived forecasts.
+Formulation: lead of a band = the steps of `lead_s` from t to its start, rounded up, at least 1. Per lead: MAE, bias and
+MAPE of the 50 % line, and the share of actuals inside the 10..90 % band (`carbon_feed.forecast.scores`).
+Bands from a provider's own errors: 10 and 90 % quantile per lead of actual - forecast over its archived forecasts. Its
+50 % line stays as issued.
 Bounded: `forecasts_max` forecasts of each model, the oldest go first; four days of hours are 3 kB each.
 On disk a forecast is one line of JSON: times in seconds, intensities in g/kWh to a tenth.
 """

@@ -1,9 +1,9 @@
 """Backtest: play a past again and score every forecast that would have been made; no origin knows what follows.
 
-The values are in a buffer that starts as NaN and is filled one step at a time; a model that looked ahead would see
-NaN. Actuals meet forecasts only in the scoring, after the forecast is fixed.
-Scores: lead h = 1..H steps; MAE and bias in g/kWh, MAPE in percent of the actual (actuals below 1 g/kWh are left out),
-coverage = share of actuals inside the 10..90 % band.
+The values are in a buffer that starts as NaN and is filled one step at a time. A model that looked ahead would see NaN.
+Actuals meet forecasts only in the scoring, after the forecast is fixed.
+Scores: lead h = 1..H steps; MAE and bias in g/kWh, MAPE in percent of the actual (actuals below 1 g/kWh are left out).
+Coverage = share of actuals inside the 10..90 % band.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Bands from empirical error quantiles at each lead time: nothing is assumed about the errors.
 
-Data: errors e(t, h) = actual of step t - its forecast at lead h = 1..H steps, of the last `window` actuals; an error is
+Data: errors e(t, h) = actual of step t - its forecast at lead h = 1..H steps, of the last `window` actuals. An error is
 booked when its actual is known, so a band never knows more than its origin did.
-Formulation: band(h) = forecast(h) + the 10 %, 50 % and 90 % quantile of e(., h), learnt again once a day
-(a sort of 96 x 1,440 errors takes milliseconds, and a day changes a sixtieth of them).
+Formulation: band(h) = forecast(h) + the 10 %, 50 % and 90 % quantile of e(., h), learnt again once a day.
+A sort of 96 x 1,440 errors takes milliseconds, and a day changes a sixtieth of them.
 A lead with fewer than ERRORS_MIN errors borrows the band of the nearest shorter one that has them, and says so.
 """
 

@@ -2,7 +2,7 @@
 
 Source: own; closed form, no training. Figures on real grids: docs/carbon.md, Forecasts.
 Data: values v of equal steps, the last known one a steps old (0 = it has just ended); P steps a day.
-Formulation: b(t) = 0.5 persistence(t) + 0.5 climatology(t); e = v(newest known) - b(there), from days before it;
+Formulation: b(t) = 0.5 persistence(t) + 0.5 climatology(t). e = v(newest known) - b(there), from days before it.
 f(h) = b(h) + e * exp(-(h + a) / tau), tau = 12 h; a negative value becomes 0.
 Deviations: none.
 """

@@ -2,7 +2,7 @@
 
 Steps begin at full UTC steps, those of a replay where its readings do. The origin is the last step of which most is
 known, the step that holds now only when all of it is: some providers publish the current hour.
-Values that come late: the model looks so much further ahead and the bands of the steps already past are dropped, so a
+Values that come late: the model looks so much further ahead, and the bands of the steps already past are dropped. So a
 late provider's bands are those of its longer leads. Beyond `LATE_S` the forecast gets shorter and says so.
 """
 

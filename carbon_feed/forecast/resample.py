@@ -1,7 +1,7 @@
 """Resampling of a forecast to other steps: finer ones repeat their step, coarser ones are its means.
 
-A mean of 10 % lines is the 10 % line of a mean whose steps err together, which errors of neighbouring hours nearly do;
-where they do not, the band is too wide, never too narrow.
+A mean of 10 % lines is the 10 % line of a mean whose steps err together. Errors of neighbouring hours nearly do. Where
+they do not, the band is too wide, never too narrow.
 """
 
 import dataclasses

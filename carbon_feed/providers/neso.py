@@ -1,7 +1,7 @@
 """NESO Carbon Intensity (Great Britain), no key: average, direct factors (its table has 0 for nuclear and wind).
 
 Source: github.com/carbon-intensity/api-definitions, 2024-10-01. UTC, half-hour windows, integers in gCO2/kWh.
-`/intensity` alone is the latest complete half hour; therefore the window that holds now is picked from `fw24h`, where
+`/intensity` alone is the latest complete half hour. Therefore the window that holds now is picked from `fw24h`. There
 `actual` is null until about half an hour after the end, and is revised for a day. `forecast` is revised as well.
 Regions (1..14 networks, 15..17 countries) and postcodes have forecasts only. By postcode or region the current window
 comes as a list and a range as an object; both are read.

@@ -1,7 +1,7 @@
 """On-site power in front of the grid: a fixed share, or what the site's meter says now.
 
 Formulation: c = s * own + (1 - s) * grid with s = min(1, own power / site power): what the site makes it uses first,
-and exported power gives no credit. The reading names both parts; a grid that fails or a meter that is silent is a
+and exported power gives no credit. The reading names both parts. A grid that fails or a meter that is silent is a
 failure of this provider, and the ladder says what follows.
 """
 

@@ -1,10 +1,10 @@
 """Polled provider, which is never waited for: asked in the background, one question at a time, and not too often.
 
 Whether it may be asked is `carbon_feed.core.polling`'s business. Between answers the last one holds: of an
-observation what the answer says of now (the ladder judges one that has ended). A failure does not take back what was
-answer: while the interval that the last answer was given for still holds, and the answer is younger than the hard TTL,
-it is served on and asked for again in the background; after that the failure is what this provider says. `peek` is
-`read` of one that must not call it: another process holds the zone.
+observation what the answer says of now (the ladder judges one that has ended). A failure does not take back the last
+answer. While the interval of the last answer holds, and the answer is younger than the hard TTL, this provider still
+serves it. It asks again in the background. After that time it reports the failure. `peek` is `read` of one that must
+not call it: another process holds the zone.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Background fetching from a zone's provider: its forecast, and the past with its revisions.
 
-Fetched in the background, each at its own pace; readers never wait for it. After a failure a tenth of the
-pace, doubled each time up to four times the pace, or Retry-After where that is longer; what a provider does not give
-at all (not in the plan, no such data) is asked for again after six hours.
+Fetched in the background, each at its own pace; readers never wait for it. After a failure it asks again after a tenth
+of the pace, or after Retry-After if that is longer. The tenth doubles each time, up to four times the pace. What a
+provider does not give at all (not in the plan, no such data) is asked for again after six hours.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 Only the zone's leader refreshes; followers adopt what the leader wrote. Readers take what is in memory.
 In force is the provider's forecast where it has one, with bands from its own errors; else ours, with the reason.
 All of ours are issued once a step and again when a whole step more is known of the past; every issue is archived.
-A replay runs `speedup` times as fast: bands, leads and scores are in wall time, so its hours and days are as much
-shorter, and its hour of the day is that of the recording. Its forecasts are not kept on disk: the next one starts
-again. Nothing here keeps the event loop for long: long work is done in parts, files in a thread.
+A replay runs `speedup` times as fast. Bands, leads and scores are in wall time, so its hours and days are as much
+shorter. Its hour of the day is that of the recording. Its forecasts are not kept on disk: the next one starts again.
+Nothing here keeps the event loop for long: long work is done in parts, files in a thread.
 """
 
 import asyncio

@@ -3,8 +3,9 @@
 Renewed twice a second, so that an emptied Redis is noticed well within one. The epoch is kept on disk, too: an
 emptied Redis cannot send it back. While Redis is silent the role is ours for as long as no other process can have it.
 
-A disk that takes no epoch does not keep a feed from leading: readings are worth more than the guard against an emptied
-Redis and a restart of this process while the disk still refuses, which at worst costs followers a reading carried on.
+A disk that takes no epoch does not keep a feed from leading, because readings are worth more than the guard by that
+epoch. The guard matters if Redis is emptied and this process restarts while the disk still refuses. At worst that costs
+followers a reading carried on.
 """
 
 import os

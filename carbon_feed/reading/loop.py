@@ -1,8 +1,8 @@
 """Loop of one zone: hold the lease or follow its holder, poll, publish, keep history, wake watchers.
 
-A zone whose provider is polled has one process that asks, the holder of `feed:<zone>`; the others read what it wrote
-and serve that from memory, and one of them takes over when the lease is free. What is at hand (a replay, a setting) is
-read by each process; the holder writes.
+A zone whose provider is polled has one process that asks, the holder of `feed:<zone>`. The others read what it wrote
+and serve that from memory. One of them takes over when the lease is free. What is at hand (a replay, a setting) is read
+by each process; the holder writes.
 Redis down: the reading is served from memory, and the holder continues to ask as long as no other process can
 hold the role. Redis emptied, or the role lost: it is taken again under a higher epoch and everything is rewritten,
 within a second of Redis answering.

@@ -2,8 +2,8 @@
 
 Source: Holt 1957, Winters 1960; statsmodels' ExponentialSmoothing estimates it (the extra `statistics`).
 Data: arrivals per second of the last hour, or of two seasons; needs ten whole minutes, with a season two of it.
-Formulation: additive, estimated again each minute of the clock (least squares, about 50 ms of a core); the step after
-    the last whole minute, or the largest second of the running minute so far if that is more.
+Formulation: additive, estimated again each minute of the clock (least squares, about 50 ms of a core). The forecast is
+    the step after the last whole minute, or the largest second of the running minute if that is more.
 Deviations: none. Without enough history, or where no estimate is found, `last_max` answers and says so.
 """
 

@@ -3,12 +3,12 @@
 Source: the reactive baseline of InfAdapter and of DESIGN section 4 (availability: demand = forecast quantile plus what
 one wake-up and load takes); smoothing and the slope test are ours.
 Data: arrivals n_i in bins of b seconds.
-Result: rate = max over the last `lookback_s` of the moving mean over `smooth_s`: rises at once, falls patiently;
-         a step shows sooner: the mean over the last 1 s or 2 s less two standard errors counts if that is more.
+Result: rate = max over the last `lookback_s` of the moving mean over `smooth_s`. It rises at once and falls patiently.
+         A step shows sooner: the mean over the last 1 s or 2 s less two standard errors counts if that is more.
   p90  = Poisson 90 % quantile of the arrivals in `smooth_s` at that rate, as a rate,
-         + min(slope x lead_s, growth_ratio_max x rate)
-  slope = least squares over `slope_s`, 0 unless it is `slope_sigmas` standard errors of a Poisson stream above 0
-The limit on growth is there because a step of the load looks like a steep slope for `slope_s`.
+         + min(slope x lead_s, growth_ratio_max x rate).
+  slope = least squares over `slope_s`, 0 unless it is `slope_sigmas` standard errors of a Poisson stream above 0.
+The growth is limited because a step of the load looks like a steep slope for `slope_s`.
 Deviations: none. With less than `smooth_s` of data the mean is over what there is, and `fallback_reason` says so.
 """
 

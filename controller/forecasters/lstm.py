@@ -2,11 +2,12 @@
 
 Source: InfAdapter section 5: ten minutes per second in, the maximum of the next minute out, LSTM(25) and Dense(1).
 Data: arrivals per second of the last ten minutes; a model that `trefoil forecast train` made, with its card.
-Result: the network's answer, which is planned for as it is; no margin is added.
-Deviations: the paper trained on two weeks of Twitter; these weights know generated, Azure Functions and SWIM load,
-    and what they add to the last minute's maximum (trefoil/forecasting/fit.py).
-    It answers with `last_max`, and says why, while ten minutes are not there yet, and where the model is missing, of
-    another hash than its card says, late, or answers with no number; it is asked again a minute after trouble.
+Result: the network's answer, planned for unchanged; no margin is added.
+Deviations: the paper trained on two weeks of Twitter; these weights know generated, Azure Functions and SWIM load.
+    Their output is added to the last minute's maximum (trefoil/forecasting/fit.py).
+    While ten minutes are not there yet, or the model is unusable, the forecaster answers with `last_max` and says why.
+    A model is unusable if it is missing, has another hash than its card, is late, or answers with no number. After
+    trouble, the forecaster asks the model again a minute later.
 """
 
 import importlib.util

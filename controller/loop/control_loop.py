@@ -1,7 +1,8 @@
 """Control loop live: every tick read what is new, and let the core take its step.
 
-It continues whatever is down: without Redis it neither decides nor acts and serving stays as it is; a silent node is
-left alone; an old reading is carried; a planner that fails, or takes too long, leaves the last good plan in force.
+The loop continues whatever is down. Without Redis it neither decides nor acts, and serving continues unchanged. It
+leaves a silent node alone. It continues with an old reading. If a planner fails or takes too long, the last good plan
+stays in force.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 A replay takes the same view, seed, planner and memory of it; the plan's digest must be the same. A step of an
 exploration is one decision: the candidate that was asked for, or the plan that ended it. View and seed are in the
-record; the plan that was made lies beside it on the controller's disk and is only needed to show a difference."""
+record. The controller's disk keeps the plan next to it; the plan is only needed to show a difference."""
 
 import asyncio
 import difflib

@@ -1,8 +1,8 @@
 """Settings files that win: with `declared`, objectives, budgets, mode and watt cap are what the files say, also later.
 
-The leading controller reads them every PERIOD_S and adopts values that two readings in a row agree on, so that a
-half-written file stops no family. A wrong file changes nothing, and `status` says why. Commands that would change what
-the files say are refused with the file's name.
+The leading controller reads them every PERIOD_S. It adopts values that two readings in a row agree on, so that a
+half-written file stops no family. A wrong file changes nothing, and `status` says why. The controller refuses commands
+that would change what the files say, and names the file.
 """
 
 import asyncio

@@ -3,10 +3,10 @@
 Source: CLOVER (SC 23) section 5.1: "all of CLOVER's design principles except the graph-based optimization"; scheme
 `rand` of its artifact.
 Data, decision: those of `clover`.
-Formulation: a partition x_p and a variant per slice x_v are drawn at random; the best configuration that keeps the SLO
-stays; same objective, same limits, same measurements, no centre, no temperature.
-Deviations: none. What was measured in an earlier round is not recognised (a point of the raw space hardly ever comes
-again), except for the configuration that runs.
+Formulation: a partition x_p and a variant per slice x_v are drawn at random. The best configuration that keeps the SLO
+stays. Objective, limits and measurements are CLOVER's; the search has no centre and no temperature.
+Deviations: none. The search does not recognise what an earlier round measured, except for the configuration that runs.
+A point of the raw space hardly ever comes again.
 """
 
 from collections.abc import Callable

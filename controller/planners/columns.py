@@ -313,8 +313,9 @@ def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, 
     """The class where Triton joins what waits to batches, if that serves more in pools of all sizes.
 
     While a batch of b computes, t(b), the next one gathers: b = rate x t(b). A request waits for at most one batch and
-    takes its own: 2 t <= SLO. Arrivals of a batch's time scatter by their root, and n slices that take turns get every
-    nth one, so that the largest batch that is likely, b + Z_95 sqrt(b / n), has to be in time and in the profile.
+    takes its own: 2 t <= SLO. The arrivals in a batch's time vary by their square root, and each of n slices in turn
+    gets every nth one. So the largest batch that is likely is b + Z_95 sqrt(b / n). It has to be in time and in the
+    profile.
     """
     row = partial(row_of, catalog, kind, column)
 

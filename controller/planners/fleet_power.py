@@ -1,11 +1,11 @@
 """Planned power of a fleet, for any planner, and the operator's cap on it.
 
 Source: ours. Data: a view's fleet, catalogue, demand and cap; a plan. Result: watts, and a refusal.
-Formulation: baseline power of every GPU as it is planned (awake at its clock, or asleep) + mean rate of each family x
-share of each target x active joules of a request there. All energy in Trefoil counts at the mean: a burst takes more.
-Requests count as batches by themselves, which is the most that they take; a slice takes no more than when it is always
-busy; one without a profile counts as that. GPUs that no plan names count as they stand. CPUs count where they are cut
-into slices.
+Formulation: baseline power of every GPU as planned (awake at its clock, or asleep) + active power. Active power = mean
+rate of each family x share of each target x active joules of a request there. All energy in Trefoil counts at the mean:
+a burst takes more. Each request counts as a separate batch, which is the most that it takes. A slice takes no more than
+when it is always busy; a slice without a profile counts as always busy. GPUs that no plan names count as they stand.
+CPUs count where they are cut into slices.
 """
 
 from typing import Final

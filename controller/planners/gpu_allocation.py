@@ -4,12 +4,12 @@ Source: WattWiser section II (Fig. 1), section IV: users load a model to a given
 `sharing_factor`.
 Data: families and devices, both in order; settings `gpus_per_family` g and `gpus_shared` s; `Objective.devices`, an
 operator's own, which goes before them family by family.
-Decision: none here: who of the allocated GPUs serves is the planner's.
-Formulation: family i may use devices [i (g - s), i (g - s) + g). Types on which all families are in time come first, of
-them those of fewer joules a request, so that the order in which devices are listed changes nothing. A GPU is one slice,
-and all families that may use it fit its memory together, with one CUDA context: what fits only as long as one of them
-stays away is refused. The sharing factor counts the families that may use a GPU, whether they serve there now or not,
-as the paper's does.
+Decision: none here: the planner decides which of the allocated GPUs serve.
+Formulation: family i may use devices [i (g - s), i (g - s) + g). Types on which all families are in time come first,
+and among them those of fewer joules a request. So the order in which devices are listed changes nothing. A GPU is one
+slice, and all families that may use it fit its memory together, with one CUDA context. Families that fit only as long
+as one of them stays away are refused. The sharing factor counts the families that may use a GPU, whether they serve
+there now or not, as the paper's does.
 Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt again.
 """
 

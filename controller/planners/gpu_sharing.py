@@ -3,16 +3,17 @@
 Source: WattWiser (Jahanshahi, Rezvani, Wong) section III, Fig. 2 and 3.
 Data: cur_rps; of each GPU that the family may use model_max_rps and sf, the number of families that may use it.
 Decision: the serving set after one step, and the weight of each of its GPUs.
-Formulation: cap = model_max_rps / sf: what a family may count on there; with `share_left` what the other families
-leave of model_max_rps, if that is more. GPUs are in order, unshared ones first.
-  more needed     cur_rps > sum of cap over the serving set: the first that does not serve comes
-  less needed     cur_rps < (1 - `hysteresis`) x the sum without the last that serves: it goes; the only one stays
-  UpdateSharingWeights        lcm(sf) / sf
-  UpdateSharingLoadWeights    GPUs are filled up to cap in order; who is left out has weight 0
-Deviations: as printed, UpdateSharingLoadWeights gives unshared GPUs model_max_rps at any load, so that shared ones get
-less than nothing below it, divides by min(gpu_rps) = 0 at it, and leaves GPUs after `break` unset: `literal_weights` is
-that, and has no weights where one is none. The first set is as large as the rate needs, not one GPU. The paper compares
-cur_rps with "model_max_rps" alone; in Fig. 3 the shared GPU comes above 50 % of two GPUs, as by the sum.
+Formulation: cap = model_max_rps / sf: what a family may count on there; with `share_left` what the other families leave
+of model_max_rps, if that is more. GPUs are in order, unshared ones first.
+  more needed     cur_rps > sum of cap over the serving set: the first that does not serve comes.
+  less needed     cur_rps < (1 - `hysteresis`) x the sum without the last that serves: it goes; a single GPU stays.
+  UpdateSharingWeights        lcm(sf) / sf.
+  UpdateSharingLoadWeights    GPUs are filled up to cap in order; a GPU that is left out has weight 0.
+Deviations: as printed, UpdateSharingLoadWeights gives unshared GPUs model_max_rps at any load. So below that load,
+shared ones get negative rates; at it, the rule divides by min(gpu_rps) = 0. It also leaves GPUs after `break` unset.
+`literal_weights` is the printed form, and has no weights where one is undefined. The first set is as large as the rate
+needs, not one GPU. The paper compares cur_rps with "model_max_rps" alone; in Fig. 3 the shared GPU comes above 50 % of
+two GPUs, as by the sum.
 """
 
 import math

@@ -3,10 +3,10 @@
 Source: CLOVER (SC 23) section 5.1: exhaustive offline profiling, the same mix and partition on every GPU.
 Data: the profile (or measured outcomes, by family and graph), intensity, objective.
 Decision: the graph of one device with the largest f (Eq. 3) among those that keep SLO and accuracy threshold.
-Formulation: every graph (1,282 for four variants on an A100) is served once per load by `clover/profile_estimator.py`,
-all of them on the same requests; intensity only rescales the joules.
-Deviations: on several device types the search goes through one type at a time, the others as they are, until nothing
-gets better: exhaustive in each, not in their product. Optimisation time is not charged, as in the paper.
+Formulation: `clover/profile_estimator.py` serves every graph (1,282 for four variants on an A100) once per load, all of
+them on the same requests. Intensity only rescales the joules.
+Deviations: on several device types the search goes through one type at a time, the others unchanged, until nothing gets
+better: exhaustive in each, not in their product. Optimisation time is not charged, as in the paper.
 """
 
 import math

@@ -1,15 +1,16 @@
-"""GPU types paired: a low-end GPU of its own for each job, and a high-end one for all of them.
+"""GPU types paired: a separate low-end GPU for each job, and a high-end one for all of them.
 
-Source: CARBONDIS sections III and V-A: every job has a low-end GPU (P4 or T4), all share one high-end GPU (A100);
-    HIGHPERF has a high-end GPU per job and LOWENERGY a low-end one per job, and no other.
+Source: CARBONDIS sections III and V-A: every job has a low-end GPU (P4 or T4), and all share one high-end GPU (A100).
+    HIGHPERF has only a high-end GPU per job, and LOWENERGY only a low-end one per job.
 Data: families in order, one job each at its most accurate variant; devices in order, by `DeviceType.tier`.
 Decision: which GPUs serve which families; all others sleep. Which GPU a request goes to is the router's.
 Formulation: family i of n gets low-end GPU i, and of the high-end ones the first `high_shared`. HIGHPERF and LOWENERGY
     give it GPUs i, i + n, ... of their tier, all that there are.
-    Where the router weighs joules (`least_grams`), a route names those of a request of n items on each tier as a line,
-    through the profile at 1 and at twice the mean number of items: params `low_j` + n `low_item_j`, and so for `high`.
-Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt again; who loses its
-    low-end GPU is served by the high-end one alone. The paper's fleets have as many GPUs of a tier as jobs.
+    For a router that weighs joules (`least_grams`), a route names the joules of a request of n items on each tier as a
+    line. The line goes through the profile at 1 and at twice the mean number of items: params `low_j` + n `low_item_j`,
+    and likewise for `high`.
+Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt again. A family that
+    loses its low-end GPU is served by the high-end one alone. The paper's fleets have as many GPUs of a tier as jobs.
 """
 
 import math

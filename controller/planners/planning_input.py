@@ -128,9 +128,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PlanningInput:
-    """A view, read. `lost` devices (or those out of service) are planned asleep until they may be used again; those
-    `unplannable`, with the reason, planners can do nothing with. The view's catalogue has only variants that can be
-    loaded; `known` has what runs as well."""
+    """A view, read.
+
+    `lost` devices (or those out of service) are planned asleep until they may be used again. Planners cannot use
+    `unplannable` devices; each has its reason. The view's catalogue has only variants that can be loaded; `known` has
+    what runs as well.
+    """
 
     view: PlanView
     known: Catalog
@@ -178,9 +181,9 @@ def read_view(
     """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
 
     Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
-    profile count too, for planners that measure. CPUs with a profile count where they have no more
-    than `cores_max` cores, for planners that cut them. `whole`: GPUs of which something is taken are left out, for
-    planners that know whole GPUs only; for the others their type is what is left (`usable_type`).
+    profile count too, for planners that measure. CPUs with a profile count where they have no more than `cores_max`
+    cores, for planners that cut them. `whole`: GPUs of which something is taken are left out, for planners that know
+    whole GPUs only. Otherwise their type is what is left (`usable_type`).
     """
     before = [device for node in (view.current.nodes if view.current else ()) for device in node.devices]
     planned = {part.key: part for device in before for part in device.slices}

@@ -1,7 +1,8 @@
 """Planner and forecaster of a policy: those of its row, or other ones by name or as module:Class.
 
-A planner says what runs where and how much goes there; the row says by which router, queue and governor, which is
-written once, onto whatever the planner answers. Request classes bring their latency objectives from the catalogue."""
+A planner says what runs where and how much goes there. The row names router, queue and governor; `apply_policy_parts`
+writes them onto any plan that the planner answers. Request classes bring their latency objectives from the
+catalogue."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,15 +1,16 @@
 """Columns of families on one slice, by the law of interference.
 
 Source: trefoil/core/interference.py; Triton's dynamic batcher. Data: columns of classes alone, their profile.
-Result: for each pair of classes that fit a slice's memory together, a column of each "beside" the other; so for each
-    set of up to `families_per_slice` classes.
-Where every request is a batch, the time of each is stretched by the law in the mean over who else computes, each as
-much of the time as all of its family's demand takes on one slice, and scatters by that: what one serves depends on the
-others' demand, not on how it is dealt. Where Triton joins requests, a family's batches are smaller and keep less of the
-slice busy the less it is asked: points (rate, partner's rate) at which both are in time are found over the batches of
-one; the program may plan what is below the hull of those points (`Column.limits`, linear in both rates).
-Deviations: all join requests or none does; only pairs that do. A family that is asked for less than one request a batch
-counts as one.
+Result: for each pair of classes that fit a slice's memory together, a column of each with the other as `beside`. Sets
+of up to `families_per_slice` classes get such columns too.
+Where every request is a batch, the law stretches the time of each, in the mean over which other families compute. This
+also adds to the scatter of that time. A family computes for as much of the time as all of its demand takes on one
+slice. So what one family serves depends on the others' demand, not on how that is divided among slices. Where Triton
+joins requests, a family's batches are smaller and keep less of the slice busy the lower its demand is. Points (rate,
+partner's rate) at which both are in time are found over the batches of one. The program may plan what is below the hull
+of those points (`Column.limits`, linear in both rates).
+Deviations: all families of a set join requests or none does; sets that do are pairs. A family that is asked for less
+than one request a batch counts as one.
 """
 
 import math

@@ -29,8 +29,11 @@ KERNEL_REQUESTS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Uniform layout: which devices host what. Several families take the devices of each type in turn, but for those
-    whose best variant an engine serves that already runs; what engines serve is not chosen."""
+    """Uniform layout: which devices host what.
+
+    Several families take the devices of each type in turn. A family whose best variant is served by an engine that
+    already runs takes none of them. What engines serve is not chosen.
+    """
 
     layout: Callable[[Device], Placement]
     variant: Callable[[PlanningInput, Task, Device, str], Variant]

@@ -1,14 +1,15 @@
-"""WATTWISER, SHARING_AWARE, PACKED_UNIFORM, UNIFORM: whole GPUs that families share, and who serves on how many.
+"""WATTWISER, SHARING_AWARE, PACKED_UNIFORM, UNIFORM: whole GPUs that families share, and how many serve each.
 
 Source: WattWiser (Jahanshahi, Rezvani, Wong), Algorithm .1, Algorithm 2, section III, Table I; packed_uniform: there
 called GPU-NEST; uniform: Triton as in Fig. 2(a), every family alone on its GPUs, all awake.
-Data: each family's cur_rps (`Demand.rate_per_s`: of `last_max` the largest mean of the last seconds, no head-room), the
-profile of its best variant, the allocation (`gpu_allocation`), and the plan in force, which is all of the state.
+Data: each family's cur_rps, the profile of its best variant, the allocation (`gpu_allocation`), and the plan in force,
+which is all of the state. cur_rps is `Demand.rate_per_s`: of `last_max` the largest mean of the last seconds, no
+head-room.
 Decision: of each family's allocated GPUs those that serve, and the weight of each (`gpu_sharing`); the others sleep.
-Formulation: Algorithms .1 and 2, one step a decision, with
+Formulation: Algorithms .1 and 2, one step a decision, with:
   model_max_rps   what one GPU carries of the family within its SLO (`columns.operating_point`; with batches where they
-                  form); the constant or parameter of this name goes first
-  weights         wattwiser: UpdateSharingLoadWeights; sharing_aware: UpdateSharingWeights; the other two: 1
+                  form). A setting or an objective's parameter of this name goes first.
+  weights         wattwiser: UpdateSharingLoadWeights; sharing_aware: UpdateSharingWeights; the other two: 1.
 Weights are normalised by their sum. A GPU of weight 0 gets no request and stays awake until it is removed. A GPU is
 awake while any family serves there, and hosts those alone.
 Deviations: those of `gpu_sharing`. Preset `shared_left` (ours) has caps by what the other families leave, where the

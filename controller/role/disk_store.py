@@ -1,11 +1,11 @@
 """Files of the controller on its own disk: replaced in one step, a broken one is set aside.
 
-What must be known to be kept before anything comes of it (plans, objectives, mode, routes, epoch, decisions) is saved
-by `save` and `save_together`, which raise. What may be lost with a word (budgets, counts, what a planner remembers)
-goes through `save_later`, which waits in memory for room. `check` tells whether there is room again, by writing.
+What has to be on the disk before it takes effect (plans, objectives, mode, routes, epoch, decisions) is saved by `save`
+and `save_together`, which raise. What may be lost with a warning (budgets, counts, what a planner remembers) goes
+through `save_later`, which waits in memory for room. `check` tests by writing whether there is room again.
 What another controller needs to continue from here is noted in `uncopied`, until it is copied to Redis
 (`kept_files.py`). Files that cannot be understood are set aside (`trefoil.runtime.state_files`) and noted in
-`lost.json`: the copies in Redis bring them back, and `set_aside` says what became of them.
+`lost.json`: the copies in Redis bring them back, and `set_aside` reports the fate of each.
 """
 
 import contextlib

@@ -52,8 +52,10 @@ class KeptFiles:
             self._log.info("taken over from another controller", files=[f.name for f in left], written=str(newest))
 
     async def overtaken(self, epoch: int) -> bool:
-        """Whether there is more in Redis than this process began with: of another controller, or of this disk, from
-        which it was lost; read when the role is taken, under this epoch, after which no other controller writes.
+        """Whether there is more in Redis than this process began with.
+
+        It may be of another controller, or of this disk, which has lost it. The copies are read when the role is taken,
+        under this epoch: after that no other controller writes.
 
         Raises:
             errors.StateUnavailable: Redis does not answer.

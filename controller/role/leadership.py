@@ -1,12 +1,13 @@
 """Leadership of a controller: one lease, its epoch, and fenced writes under it.
 
-An epoch that cannot be kept on disk is not led under: should Redis be emptied and this process end, the next one could
-take the same epoch again, and agents and dispatchers would hold its plans for old ones. So it stands by and says why; a
-controller with a sound disk may take the role, and the plan in force stays meanwhile. A leader keeps the role.
+A controller does not lead under an epoch that it cannot keep on disk. Should Redis be emptied and this process end, the
+next one could take the same epoch again. Agents and dispatchers would then take its plans for old ones. So the
+controller stands by and says why. A controller with a sound disk may take the role, and the plan in force stays
+meanwhile. A leader keeps the role.
 
 A controller knows what it read from its disk at its start and what it did since. Once another has led, that is not
-enough: objectives, plans and commands may be newer. It stands by, copies to its disk what the other leaves in Redis
-(`kept_files.py`), and as soon as the role is free it starts again and reads what is on the disk by then.
+enough: objectives, plans and commands may be newer. It stands by and copies to its disk what the other leaves in Redis
+(`kept_files.py`). As soon as the role is free, it starts again and reads what is on the disk by then.
 """
 
 import os

@@ -181,8 +181,8 @@ class AccessControl:
             )  # fmt: skip
 
     def scope(self, metadata: Any) -> str:
-        """For the admin port: "control" with the admin role, the path of jobs' methods with the jobs role, "open" where
-        no token is demanded, "denied" for a tenant without these roles, "" for an unknown caller."""
+        """Scope on the admin port: "control" with the admin role, the path of jobs' methods with the jobs role. It is
+        "open" if no token is demanded, "denied" for a tenant without these roles, "" for an unknown caller."""
         if self.open:
             return "open"
         tenant = self._tenants.authenticate(dict(metadata or ()).get("authorization", ""))

@@ -1,16 +1,16 @@
 """Files of jobs: one folder for each, below the jobs folder. All methods block, so `on_disk` calls them.
 
-<jobs>/<id>/job.json          the job and how many items it has; the folder is moved into place when all is on disk
-            items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits);
-                              removed at its end
-            cancel.json       request to end it, with the reason
-            parcels.json      its parcels in other zones (core/parcels.py)
-            batch.json        of a batch of OpenAI's API: its request, and why it was refused
+<jobs>/<id>/job.json          the job and how many items it has. The folder is moved into place when all is on disk.
+            items.bin, .idx   its items one after the other with length and checksum; where each begins (64 bits).
+                              Both are removed at its end.
+            cancel.json       request to end it, with the reason.
+            parcels.json      its parcels in other zones (core/parcels.py).
+            batch.json        of a batch of OpenAI's API: its request, and why it was refused.
             owner.json        its owner, and why it waits; readers may miss it. It exists from the start, so that it can
-                              be written on a full disk
-            journal.<epoch>, answers.<epoch>    results (core/journal.py)
-<jobs>/.new-*                 jobs whose items still come
-<jobs>/folder.json            name of the folder, by which its owner takes its lease
+                              be written on a full disk.
+            journal.<epoch>, answers.<epoch>    results (core/journal.py).
+<jobs>/.new-*                 jobs whose items still come.
+<jobs>/folder.json            name of the folder, by which its owner takes its lease.
 """
 
 import asyncio

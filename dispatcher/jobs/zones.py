@@ -1,8 +1,8 @@
 """Parcels of jobs in peers' zones: submits them there as jobs, fetches results, takes back what a peer does not do.
 
 A parcel's id is its idempotency key: submitted again, it is the same job there. Its results are written here before
-that zone is asked to remove them. A peer that does not answer for LOST_S, or whose parcel is over its time, loses it;
-answers that come after that count only for items that are not run here yet (core/parcels.py).
+that zone is asked to remove them. A peer loses a parcel if it does not answer for LOST_S, or if the parcel is over its
+time. Later answers count only for items that are not run here yet (core/parcels.py).
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """python -m dispatcher.lengths.process FOLDER: predicts lengths of answers, one prompt after the other.
 
 Protocol: a JSON object a line. Says first {"families": [...]}, or {"refused": why} and ends. {"id", "family", "prompt"}
-    is answered by {"id", "score", "cached"}, the score real-valued, 0 = the shortest class; {"family", "prompt",
+    is answered by {"id", "score", "cached"}; the score is real-valued, 0 = the shortest class. {"family", "prompt",
     "tokens"} is a true length, and is not answered. Ends with its standard input.
-Files of FOLDER: lengths.json (borders of classes by family, threshold of the cache, hashes) and either weights.npy
-    (n-grams, by `trefoil lengths train`) or predictor.onnx (IDS -> EMBEDDED, SCORE) with tokenizer.json (by
+Files of FOLDER: lengths.json (borders of classes by family, threshold of the cache, hashes). Also either weights.npy
+    (n-grams, by `trefoil lengths train`), or predictor.onnx (IDS -> EMBEDDED, SCORE) with tokenizer.json (by
     `make pydoc-lengths`).
 """
 

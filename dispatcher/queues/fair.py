@@ -1,7 +1,8 @@
 """Queue of a family shared by its clients: a flood waits behind itself, other clients do not.
 
-Source: start-time fair queueing (Goyal, Vin, Cheng 1996), which serves flows as deficit round robin (Shreedhar,
-    Varghese 1996) does and names the next request without changing anything; longest queue drop (Suter et al. 1998).
+Source: start-time fair queueing (Goyal, Vin, Cheng 1996). It serves flows as deficit round robin (Shreedhar, Varghese
+    1996) does, and names the next request without changing anything. The drop is longest queue drop (Suter et al.
+    1998).
 Data: of a ticket its flow (tenant, or the client's address where tenants are not known; connection), the weight of its
     tenant and its cost: the service time of like requests [s]. Inside a flow the order is that of the queue (`fifo`,
     `ssjf`, an own one), one of which each flow has.
@@ -9,8 +10,9 @@ Decision: the flow that a lane serves next; where the queue is full, the ticket 
 Formulation: in each lane, among tenants and again among the connections of one, the least start tag goes first. A
     flow's tag grows by cost / weight when it is served; one that comes (back) begins at max(its tag, the least tag).
     Of several lanes (`pop_first`, `heads`) the flow goes first that was served longest ago, or came first. A full queue
-    pushes out the newest ticket of the connection with most queued cost, of the tenant with most cost / weight, as long
-    as that is more than the newcomer's own with the newcomer; else the newcomer is refused. Of bytes likewise.
+    pushes out the newest ticket of the connection with most queued cost, of the tenant with most cost / weight. That
+    backlog must exceed the newcomer's own with the newcomer; else the queue refuses the newcomer. The bound in bytes
+    works likewise.
 Deviations: tags are kept while requests wait in the lane, not forever. While one flow alone waits, its queue does
     everything, and costs are not read.
 Cost: O(log flows) a request that waits among several flows; the flows are looked through when the queue is full.

@@ -1,14 +1,14 @@
 """Queue: first in, first out inside a lane, all lanes of a family under one bound in requests and bytes.
 
 A lane is whatever the router binds its order to (a class for `weighted`, the whole family for `fifo`). Order is that of
-arrival: a ticket that comes back (its slice died before it was executed, its class lost its last slice) takes the place
-that its arrival gives it. A ticket that was admitted once is never refused again. Of a ticket, id, arrived_s, bytes and
-priority are read, nothing else: a trefoil_class waits in the same line as the others.
+arrival. A ticket comes back if its slice died before it was executed, or if its class lost its last slice. It then
+takes the place that its arrival gives it. A ticket that was admitted once is never refused again. Of a ticket, id,
+arrived_s, bytes and priority are read, nothing else: a trefoil_class waits in the same line as the others.
 
 Priority is Triton's: 1 comes first, 0 (and what is out of range) is the default level. A level is worth AGING_S of
 waiting: a ticket's turn is arrived_s + AGING_S * (level - default level), and the earliest turn goes first. So those of
-one level stay in order of arrival, and no request is overtaken by one that arrives more than
-AGING_S * (LEVELS - 1) after it: so no request starves.
+one level stay in order of arrival. No request is overtaken by one that arrives more than AGING_S * (LEVELS - 1) after
+it, so no request starves.
 """
 
 from collections import OrderedDict

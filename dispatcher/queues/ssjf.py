@@ -4,14 +4,14 @@ Source: mu-Serve section 3.3 (speculative shortest job first by five classes of 
 Data: of a ticket what `fifo` reads, `length_score`: 0 = the shortest class, to CLASSES - 1, None = not predicted, and
     `cost_s`: the mean service time of requests like it.
 Formulation: a ticket's turn is that of `fifo` plus AGING m for each class, and the earliest turn goes first. m is the
-    mean service time, of whatever client and size: m <- m + ALPHA (cost_s - m) with each ticket that comes to wait, and
-    one for all that wait, or those of one class would not be in order of arrival. So the order is by class, then
-    arrival, among those that arrive within that time, and a request without a prediction is in the middle. With M
-    the largest m while it waits, no request is overtaken by one that arrives AGING M (CLASSES - 1) after it or later.
-Bound: on one server that is never idle while requests wait, and serves to the end what it began, a request of class c
-    that arrives at t begins no later than first come, first served would begin one that arrives at T = t + AGING M c:
-    at T + V(T), where V(T) is the work that is left of all others that came until T, which is the same in every order.
-    tests/property/test_length_queue.py.
+    mean service time, of whatever client and size: m <- m + ALPHA (cost_s - m) with each ticket that comes to wait. All
+    tickets that wait have one m, or those of one class would not be in order of arrival. So the order is by class, then
+    arrival, among those that arrive within that time, and a request without a prediction is in the middle. With M the
+    largest m while it waits, no request is overtaken by one that arrives AGING M (CLASSES - 1) after it or later.
+Bound: on one server that is never idle while requests wait, and serves to the end what it began. There a request of
+    class c that arrives at t begins no later than T + V(T), with T = t + AGING M c. That is when first come, first
+    served would begin a request that arrives at T. V(T) is the work that is left of all others that came until T, equal
+    in every order. Test: tests/property/test_length_queue.py.
 Deviations: the paper names no law of aging; this one is linear, as the theory that it cites has it.
 """
 

@@ -85,9 +85,9 @@ class StatusError(Exception):
 @dataclass(slots=True)
 class Request:
     """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never. `timeout_binds`: its deadline is
-    that of its own `timeout` parameter, which Triton answers in words of its own. `payload` is in parts. `trace` is
-    metadata for its slice. Of a family that is split, `chain` names the models of all its stages; ticket, queue,
-    payload and pick are those of the stage that it is at, `served_ms` is what the stages before took."""
+    that of the request's `timeout` parameter, for which Triton has a separate error text. `payload` is in parts.
+    `trace` is metadata for its slice. For a family that is split, `chain` names the models of all its stages. Ticket,
+    queue, payload and pick are those of the stage that it is at. `served_ms` is what the stages before took."""
 
     family: str
     chain: tuple[str, ...]

@@ -1,8 +1,8 @@
 """What a family looks like from outside: one metadata and one configuration, under its public name and version "1".
 
-All variants of a family agree on names, types and shapes, so any live slice can tell at first; then one of each variant
-is asked, as largest batches differ, and again when that slice is replaced. The slice's own configuration
-is not passed on: it names variants and paths, and changes when they swap.
+All variants of a family agree on names, types and shapes, so at first any live slice can report them. Then the
+dispatcher asks one slice of each variant, as largest batches differ. It asks again when that slice is replaced. The
+slice's own configuration is not passed on: it names variants and paths, and changes when they swap.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """One request of a decoupled family: any number of answers, from one stream to its slice.
 
 The credit is held until Triton's final response; where the client leaves before, until the stream has ended, for
-CANCEL_GRACE_S at most. A request that the channel knows was not taken is tried on another slice; a connection that
-dies later ends it with the status that came back.
+CANCEL_GRACE_S at most. A request that the channel knows was not taken is tried on another slice. If the connection dies
+later, the request ends with the status that came back.
 """
 
 import asyncio

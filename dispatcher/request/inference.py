@@ -1,8 +1,8 @@
 """ModelInfer: admit, wait for a slice, forward the bytes, answer. The hot path; nothing else belongs here.
 
-The only retry loop is here. A request goes to another slice only if its slice certainly did not take it (connection or
-stream refused), or if it hangs on a host that is gone. Retries stay within a budget and the deadline. A status from a
-slice goes to the client. Requests in flight on a slice that died fail.
+The only retry loop is here. A request goes to another slice in two cases only. Its slice certainly did not take it
+(connection or stream refused), or it hangs on a host that is gone. Retries stay within a budget and the deadline. A
+status from a slice goes to the client. Requests in flight on a slice that died fail.
 
 If a client leaves, its request keeps the credit until its slice has answered, or its stream has ended, for at most
 `CANCEL_GRACE_S`: Triton continues to execute it, and another request in its place would wait behind it.
@@ -131,7 +131,7 @@ class Inference:
     async def answer(self, data: bytes, caller: Caller) -> Answer:
         """Answer one request (bytes of a ModelInferRequest), for whichever front it came through.
 
-        Cancelling it takes the request out of the queue, or cancels it on its slice; it is then booked as CANCELLED, or
+        Cancelling it takes the request out of the queue, or cancels it on its slice. It is then booked as CANCELLED, or
         as DEADLINE_EXCEEDED if the caller's time was up.
 
         Raises:
@@ -342,8 +342,8 @@ class Inference:
         return Leaving(CANCEL_GRACE_S, partial(self._left_ended, request))
 
     def call_cancelled(self, request: Request, connection: Connection | None, usual: bool = True) -> StatusError | None:
-        """The call of a picked request was cancelled. Where its client left it continues as `leaving` says; where the
-        connection was closed it has ended, with the status to refuse with if it was cut."""
+        """The call of a picked request was cancelled. If its client left, the call continues as `leaving` says. If the
+        connection was closed, the call has ended. Returns the status to refuse with if it was cut."""
         pick, task = request.pick, asyncio.current_task()
         assert pick is not None
         if task is None or not task.cancelling():  # this end closed the connection

@@ -1,8 +1,8 @@
 """Links to the other workers: which of them live, and requests that they answer for this one.
 
-A worker without credits of a family, or that does not keep the sequences of a family, forwards the whole request to one
-that does, as bytes over a separate socket (`peer_server` is the other end). The link also shows dead workers: a
-refused connection is a proof, long before the acknowledgement in Redis ends.
+A worker may have no credits of a family, or may not keep its sequences. It then forwards the whole request to a worker
+that does, as bytes over a separate socket (`peer_server` is the other end). The link also shows dead workers: a refused
+connection is a proof, long before the acknowledgement in Redis ends.
 """
 
 import asyncio

@@ -7,8 +7,8 @@ readmitted by one only. A probe is of one model: what it shows takes no other mo
 A server that was stopped (SIGSTOP, a driver that hangs) refuses nothing: its kernel still takes connections and bytes.
 So a slice that has requests and answers none is asked whether it is alive, and ejected when it does not say so: after
 hang_quiet_s + HANG_PROBE_S no request is sent there. Those that it has wait on, for it may go on and then answers them;
-trying them elsewhere would execute them twice. After hung_fail_s they fail; where its agent is silent too, so that the
-host is taken for gone and no answer can come from there, they are tried elsewhere.
+trying them elsewhere would execute them twice. After hung_fail_s they fail. If the slice's agent is silent too, the
+host is taken for gone, and no answer can come from there. Then they are tried elsewhere.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Requests of the stages of a family that is split: what one stage answers is what the next one is asked.
 
-A stage's outputs are the next one's inputs, under their names; the id and the parameters of the client's request go to
-all of them, the outputs that it wants to the last.
+A stage's outputs are the next one's inputs, under their names. All stages get the id and the parameters of the client's
+request. The last one gets the outputs that the client wants.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Inference that leaves OpenTelemetry spans of every request: an extra (`trefoil[otel]`), only where it is asked for.
 
 A request is a span `ModelInfer`, below the client's own where its traceparent names one. Below it: `admit` (parse,
-check, the turn of a sequence), `wait` (until its router gives it a slice) and `infer` (at the slice, which gets
-this span as its parent). What goes to a second slice waits and infers again; what another worker answers has its spans
-there.
+check, the turn of a sequence) and `wait` (until its router gives it a slice). Last comes `infer` (at the slice, which
+gets this span as its parent). What goes to a second slice waits and infers again; what another worker answers has its
+spans there.
 """
 
 import asyncio

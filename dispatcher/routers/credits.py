@@ -102,8 +102,8 @@ class Credits:
         return account if account is not None and account.in_flight < account.limit else None
 
     def take_idlest(self, pool: Pool) -> CreditPick | None:
-        """Take a credit of a pool's idlest slice: the one with the fewest requests in flight, then the one that was
-        chosen or answered longest ago, so that of idle ones the longest idle. None: no slice has a credit."""
+        """Take a credit of a pool's idlest slice: the one with the fewest requests in flight. Of equals it is the one
+        that was chosen or answered longest ago, so of idle ones the longest idle. None: no slice has a credit."""
         heap = pool.heap
         while heap:
             in_flight, changed_at, order, account = heap[0]

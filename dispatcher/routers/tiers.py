@@ -1,12 +1,13 @@
-"""Routers of a group of families, each with low-end GPUs of its own, that compete for high-end GPUs.
+"""Routers of a group of families that have separate low-end GPUs and compete for high-end GPUs.
 
 Source: CARBONDIS section IV, Algorithm 1 (`carbondis`) and section V-A (`dybatch`, `random`); `least_grams` is ours.
-Data: live targets of every family by tier ("high", all others are low-end); of a job, that is of a family and class,
-    who waits, how many of its answers were late, and what its requests took by exact batch size; the carbon ratio.
+Data: live targets of every family by tier ("high", all others are low-end); the carbon ratio. Of a job, that is of a
+    family and class: the requests that wait, how many of its answers were late, and what its requests took by exact
+    batch size.
 Decision: for the request at the head of each job's line the GPU that it goes to now, or that it waits.
 Formulation of `carbondis`: jobs in the order of late answers, ties in the order of arrival. EXFT = arrival + SLO,
-    ESFT = CT + EL, EL = mean time of earlier requests of that batch size on the low-end, CT = when the request could
-    start there (section IV-C). ESFT > EXFT, or ESFT <= EXFT and CIR > CIT: the high-end GPU if it is free, else the
+    ESFT = CT + EL (section IV-C). EL = mean time of earlier requests of that batch size on the low-end, CT = when the
+    request could start there. ESFT > EXFT, or ESFT <= EXFT and CIR > CIT: the high-end GPU if it is free, else the
     low-end one; ESFT <= EXFT and CIR <= CIT: the low-end one. Waiting requests are looked at again whenever a request
     ends, comes or changes, and at the time from which its ESFT exceeds its EXFT. Left open by the paper: EL of a batch
     size without history is 0, so that it is tried on the low-end; without a ratio the last branch holds.
@@ -14,10 +15,10 @@ Formulation of `carbondis`: jobs in the order of late answers, ties in the order
     Setting `quantile`: EL is that quantile of the last RECENT times instead of the mean of all.
 `dybatch`: the high-end GPU whenever it is free, for the job with the least seconds on it so far; without batching.
 `random`: the high-end GPU's next use belongs to a job that is drawn, among all, when it gets free; all else is low-end.
-`least_grams`: of the GPUs on which the request is in time the one that needs the fewest joules, which is the fewest
-    grams in one zone; it waits for a high-end GPU that is busy while it is in time there alone; if it is in time
-    nowhere, the free one where it ends first. Who needs a high-end GPU goes before who takes it for joules alone, which
-    is only done if any other job could still wait for its end and be in time.
+`least_grams`: of the GPUs on which the request is in time, the one that needs the fewest joules. In one zone, that is
+    the fewest grams. The request waits for a high-end GPU that is busy while it is in time there alone. If it is in
+    time nowhere, it goes to the free GPU where it ends first. A request that needs a high-end GPU goes before one that
+    takes it for joules alone. The latter takes it only if any other job could still wait for its end and be in time.
 Deviations: a low-end GPU holds as many requests as it has credits (the paper's: one). A floor (`min_accuracy`) leaves
     GPUs out; lines of a job are by the accuracies that are live.
 """

@@ -1,25 +1,25 @@
 """Router `weighted`: shares bind between classes, first in first out inside a class.
 
 Source: InfAdapter section 4 (weighted round robin by the quota of each variant); DESIGN section 4, "The dispatcher".
-Data: live targets of the route; a class k = (variant, slice type, weight of one slice) with share w_k = sum of its
-    targets' weights, made to sum to 1; credits c_s of each slice s. Device types, zones and clocks need not be named:
-    where slices of theirs get equal shares, one line for all is the better pool; where not, the weights tell.
+Data: live targets of the route; credits c_s of each slice s. A class k = (variant, slice type, weight of one slice) has
+    share w_k = sum of its targets' weights, made to sum to 1. Device types, zones and clocks need not be named: where
+    slices of theirs get equal shares, one line for all is the better pool; where not, the weights tell.
 Decision: the class of a request, at its arrival; the slice of that class that serves it, when one has a credit.
-Formulation: lag_k = w_k * (arrivals so far) - (requests given to k). At each arrival lag_k += w_k; among the classes
-    with lag_k > 0 the one whose lag would reach 1 first, argmin (1 - lag_k) / w_k, gets the request and lag_k -= 1.
+Formulation: lag_k = w_k * (arrivals so far) - (requests given to k). At each arrival lag_k += w_k. Among the classes
+    with lag_k > 0 the one whose lag would reach 1 first, argmin (1 - lag_k) / w_k, gets the request. Its lag_k -= 1.
     This is the earliest deadline first schedule of proportionate fairness (Baruah et al. 1996; WF2Q): |lag_k| < 1
-    always, so that every class is within one request of its share, for any number of classes. Who is next does not
-    depend on what the slices do, so turns are dealt ahead: the m-th turn of a class from now is released at turn
-    floor((m - lag_k) / w_k) and due at (m + 1 - lag_k) / w_k, and two heaps give the order (`schedule_turns`), at a
-    cost that hardly grows with the number of classes. Inside a class the longest waiting request goes to the slice
-    with the fewest in flight.
-    A request with a floor (`min_accuracy`) takes the next turn of a class that is accurate enough before its time: it
-    is charged to that class, so that the requests without one make up for it, and shares go on to bind over all, as
-    long as floors ask for no more than the share of such classes. What they ask for beyond it is forgotten, but for
-    DEBT requests: a burst of them must not keep a class from everybody else for long after.
+    always, so that every class is within one request of its share, for any number of classes. The next class does not
+    depend on what the slices do, so turns are dealt ahead. The m-th turn of a class from now is released at turn
+    floor((m - lag_k) / w_k) and due at (m + 1 - lag_k) / w_k. Two heaps give the order (`schedule_turns`), at a cost
+    that hardly grows with the number of classes. Inside a class the longest waiting request goes to the slice with the
+    fewest in flight.
+    A request with a floor (`min_accuracy`) takes the next turn of a class that is accurate enough before its time. It
+    is charged to that class, so that the requests without a floor make up for it. So shares still bind over all
+    requests, as long as floors ask for no more than the share of such classes. What they ask for beyond it is
+    forgotten, but for DEBT requests: a burst of them must not keep a class from all other requests for long after.
 Deviations: classes, not slices, are the unit of the round robin. A slice alone meets a tight objective at a far lower
-    utilisation than one of a pool, and a plan's accuracy needs shares per variant, not per slice. The plain "smooth"
-    round robin (largest lag first) lets a class fall behind by more than one request with three classes or more.
+    utilisation than one of a pool. A plan's accuracy needs shares per variant, not per slice. The plain "smooth" round
+    robin (largest lag first) lets a class fall behind by more than one request with three classes or more.
 """
 
 import heapq

@@ -3,7 +3,7 @@
 `trefoil_class` (text) counts a request apart; names that begin with "(" are Trefoil's own. `trefoil_min_accuracy`
 (0..1) is a floor that every router keeps: such a request goes to a variant that is accurate enough, waits for one that
 is planned, or is refused: accuracy_floors.py. `trefoil_slo_ms` (> 0) is what "within SLO" means for this request
-instead of its family's; among slices it moves no request, because shares bind and order is that of arrival: a time
+instead of its family's. It moves no request among slices, because shares bind and order is that of arrival. A time
 after which an answer is of no use is a deadline, and is kept as one. Another zone gets a request only if it answers
 within that SLO (zone_choice.py). `trefoil_forwarded` (true) marks a request of another zone's dispatcher, which is
 answered here. An unknown key is refused: a misspelt floor must not pass for a kept one.

@@ -1,6 +1,6 @@
 """gRPC server on HTTP/2: handlers as grpc.aio has them, called in the worker's own event loop.
 
-A call begins when its headers have come. A unary one is handed to its handler as soon as its whole message is there; a
+A call begins when its headers have come. A unary one is handed to its handler as soon as its whole message is there. A
 stream's handler reads one message after the other, and its client's window opens as it reads. What a client sends wrong
 gets a status, and leaves nothing behind.
 """

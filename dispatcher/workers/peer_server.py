@@ -1,7 +1,7 @@
 """The other end of the links: answers for other workers, and tells them what this one knows.
 
-A Unix socket that only this user may open, in the state directory, or, where replicas on other hosts shall reach it, a
-port with the cluster's TLS and token. Raw bytes, as on the inference port.
+It is a Unix socket in the state directory that only this user may open. Where replicas on other hosts shall reach it,
+it is a port with the cluster's TLS and token. Raw bytes, as on the inference port.
 """
 
 import asyncio

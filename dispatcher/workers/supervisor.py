@@ -1,11 +1,11 @@
 """Keeps k workers of one dispatcher alive: `python -m dispatcher` with `workers` > 1 is this process.
 
-Each worker is a whole dispatcher of its own (`python -m dispatcher` again, with its number). Clients' ports are bound
-here, once, and inherited: a connection that waits to be accepted when a worker is killed is accepted by another. On
-other ports all listen (SO_REUSEPORT) and the kernel deals connections out. A worker that ends is started again at once,
-under a number that was never used; one that keeps ending is started ever more slowly, forever. Only where none has
-ever lived is that given up. SIGTERM and SIGINT are passed on: all drain, and a second signal ends them fast. If this
-process is killed, the kernel tells the workers, which drain and end.
+Each worker is a whole dispatcher (`python -m dispatcher` again, with its number). Clients' ports are bound here, once,
+and inherited: a connection that waits to be accepted when a worker is killed is accepted by another. On other ports all
+listen (SO_REUSEPORT) and the kernel deals connections out. A worker that ends is started again at once, under a number
+that was never used. One that keeps ending is started ever more slowly, forever. Only where none has ever lived is that
+given up. SIGTERM and SIGINT are passed on: all drain, and a second signal ends them fast. If this process is killed,
+the kernel tells the workers, which drain and end.
 """
 
 import asyncio

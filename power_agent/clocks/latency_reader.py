@@ -1,8 +1,8 @@
 """Latency reader: load windows and objectives out of Redis, for governors that go by the latency of their stages.
 
-Nothing is read while no plan names such a governor. Of a stream that is met for the first time what stands there is
-old; without Redis no window comes, and governors go to the top of their range. A window that does not continue its
-worker's stream is set aside.
+Nothing is read while no plan names such a governor. When the reader meets a stream for the first time, it skips the
+windows that stand there, because they are old. Without Redis no window comes, and governors go to the top of their
+range. A window that does not continue its worker's stream is set aside.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Which device type a GPU is governed as: its table's, the same outside MIG, or one that its driver describes.
 
 A board that can be cut but whose MIG mode is off, and is not asked for, serves whole. So does a board that no table
-describes; one of those in MIG mode is metered only, as a process there would need an instance that may not be planned.
+describes. Such a board in MIG mode is metered only, as a process there would need an instance that may not be planned.
 """
 
 from collections.abc import Sequence

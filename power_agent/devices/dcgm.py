@@ -3,12 +3,12 @@
     DCGM_FI_PROF_SM_ACTIVE{gpu="0",UUID="GPU-...",GPU_I_PROFILE="1g.5gb",GPU_I_ID="7",Hostname="..."} 0.42
 
 The key is the GPU's UUID and the instance id. SM_ACTIVE is preferred: busy multiprocessors of the instance, sometimes
-above 1 (github.com/NVIDIA/DCGM issue 152), so it is clamped up to twice that. What is beyond, or below 0, is one of
-DCGM's marks for "no value" (9223372036854775794, 140737488355328, ...) and as absent as NaN. GR_ENGINE_ACTIVE, which
-the exporter's default list has, counts one busy engine as 1/g of an instance of g compute slices (issue 138), so it is
-multiplied by g. Whatever is not fresh is not given: the exporter's own interval is 30 s by default, and its
-view of instances lags up to 10 s behind a rebuild (issue 230). `unavailable_reason` says in words why there is nothing;
-the meter then falls back.
+above 1 (github.com/NVIDIA/DCGM issue 152), so values up to 2 are clamped to 1. What is beyond, or below 0, is one of
+DCGM's marks for "no value" (9223372036854775794, 140737488355328, ...) and as absent as NaN. GR_ENGINE_ACTIVE is in the
+exporter's default list. It counts one busy engine as 1/g of an instance of g compute slices (issue 138), so it is
+multiplied by g. Whatever is not fresh is not given: the exporter's own interval is 30 s by default, and its view of
+instances lags up to 10 s behind a rebuild (issue 230). `unavailable_reason` says in words why there is nothing; the
+meter then falls back.
 """
 
 import http.client

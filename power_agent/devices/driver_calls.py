@@ -1,8 +1,8 @@
 """Driver calls off the event loop: one worker thread per device, in order, with a time limit.
 
-All calls to a device are made by its worker, one after the other: NVML is not a place for two changes of one GPU at a
-time, and a call that hangs in one GPU's driver must not stop another's. A call that has not returned after
-`call_timeout_s` counts as the device being lost; nothing more is asked of it until that call has come back.
+All calls to a device are made by its worker, one after the other: NVML must not get two changes of one GPU at a time. A
+call that hangs in one GPU's driver must not stop another's. A call that has not returned after `call_timeout_s` counts
+as the device being lost. The agent asks nothing more of it until that call has come back.
 """
 
 import asyncio

@@ -550,9 +550,9 @@ def driver_load_id(marker: Path = DRIVER_MODULE) -> str:
     """Identity of a driver load: GPU instances, locks and the energy counter do not survive a change of it.
 
     `marker` is the driver's module in sysfs on hardware, and `<node dir>/driver_load_id` of a simulated node. Sysfs
-    gives each load of a module an inode number that no other had since the boot, and the same one in every container;
-    the times of that inode say only when it was first looked at. (Device nodes outlive the driver, and are new in every
-    container.) `srcversion` names the build.
+    gives each load of a module an inode number that no other had since the boot, equal in every container. The times of
+    that inode say only when it was first looked at. (Device nodes outlive the driver, and are new in every container.)
+    `srcversion` names the build.
     """
     if marker.is_file():
         return marker.read_text().strip()

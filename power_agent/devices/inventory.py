@@ -1,9 +1,9 @@
 """MIG slices of a node's GPUs: one typed wrapper over the unmodified pynvml, for real and simulated hardware alike.
 
-Slices are named by (profile, start, size) as in plans; GPU-instance ids and MIG UUIDs are read again at each listing
-and never kept, because drivers reuse the one and change the other; a kept handle is asked what it stands for before it
-is used. NVML keeps no generation: the agent counts re-creations in its journal. Nothing here retries: the caller knows
-how long it may wait (errors say who holds what). `gpus` opens and names the devices, reads and sets them."""
+Slices are named by (profile, start, size) as in plans. GPU-instance ids and MIG UUIDs are read again at each listing
+and never kept, because drivers reuse ids and change UUIDs. A kept handle is asked what it stands for before it is used.
+NVML keeps no generation: the agent counts re-creations in its journal. Nothing here retries: the caller knows how long
+it may wait (errors say who holds what). `gpus` opens and names the devices, reads and sets them."""
 
 import contextlib
 import ctypes
@@ -61,8 +61,8 @@ class Profile:
 class Inventory(Gpus):
     """GPUs and MIG slices of one node. Every method raises a DeviceError subclass when the driver refuses.
 
-    `proc`: where to look for processes that hold an instance that NVML calls in use; None on a simulated node, of which
-    `holders` tells who has the GPU of an index open, as (pid, name).
+    `proc`: where to look for processes that hold an instance that NVML calls in use; None on a simulated node. There
+    `holders` gives the processes that have the GPU of an index open, as (pid, name).
     """
 
     def __init__(

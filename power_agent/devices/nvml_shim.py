@@ -275,8 +275,8 @@ def _fill_fields(array: Any, values: list[dict[str, int]]) -> None:
 def install_simulated_node(socket_path: Path | str) -> NodeClient:
     """Install the simulated node at `socket_path` behind pynvml in this process; returns the client in use.
 
-    pynvml resolves each C symbol by `getattr` on its module global `nvmlLib` and remembers it; both are replaced here,
-    so a later call of this function moves the process to another node.
+    pynvml resolves each C symbol by `getattr` on its module global `nvmlLib` and remembers it. This function replaces
+    the global and clears that memory, so a later call moves the process to another node.
     """
     client = NodeClient(socket_path)
     missing: Sequence[str] = ()

@@ -1,18 +1,18 @@
 """Joules of the CPU packages, by the kernel's powercap files (Intel RAPL, and AMD by the same driver).
 
-    counter = RaplCounter(root, clock, boot_id, state_dir / "rapl.json")    # raises RaplUnavailable with a remedy
-    counter.energy_j()    # joules of all packages; begins again at 0 when what was in between cannot be known
-    counter.identity      # changes when it does
-    counter.save()        # at the end of the agent
+    counter = RaplCounter(root, clock, boot_id, state_dir / "rapl.json")    # raises RaplUnavailable with a remedy.
+    counter.energy_j()    # joules of all packages; begins again at 0 when what was in between cannot be known.
+    counter.identity      # changes when it does.
+    counter.save()        # at the end of the agent.
 
     /sys/class/powercap/intel-rapl:0/{name,energy_uj,max_energy_range_uj}
 
-Only zones named `package-*` are summed: `core`, `uncore` and `dram` are inside or beside them, `psys` contains them.
+Only zones named `package-*` are summed: `core`, `uncore` and `dram` are inside or next to them, `psys` contains them.
 Zones of one name are one package that several drivers show (MSR, TPMI, MMIO): one of them counts, and none of a
-`package-0-die-1` beside a `package-0`, which contains it. A zone wraps to 0 at max_energy_range_uj (a minute to an hour
-at full power), so a fall is a wrap, unless that would be more than a package can draw: then the counter restarted (the
-machine slept). After a pause in which it may have wrapped unseen, counting begins again at 0; a pause shorter than that
-is bridged by a small file, also from one agent to the next. Under one `identity` the count never falls, and it is never
+`package-0-die-1` next to a `package-0`, which contains it. A zone wraps to 0 at max_energy_range_uj (a minute to an
+hour at full power), so a fall is a wrap. If that would be more than a package can draw, the counter restarted (the
+machine slept). After a pause in which it may have wrapped unseen, counting begins again at 0. A small file bridges a
+pause shorter than that, also from one agent to the next. Under one `identity` the count never falls, and it is never
 negative. energy_uj is readable by root only since CVE-2020-8694. Source: Documentation/power/powercap/powercap.rst.
 """
 

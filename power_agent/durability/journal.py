@@ -1,24 +1,24 @@
 """Write-ahead journal: what an agent must not forget, so that its successor adopts, finishes or rolls back.
 
 One line per entry under `<state>/journal.jsonl` (`journal_state` says which entries there are), appended by one system
-call, so that a SIGKILL leaves whole lines. What the driver and the processes say is the truth of what exists; the
-journal says which of it is ours, of which generation, what it ought to serve, and what has to be put back.
+call, so that a SIGKILL leaves whole lines. The driver and the processes show what exists. The journal says which of it
+is ours, of which generation, what it ought to serve, and what has to be put back.
 
 What has to reach the disk before the act, and why:
 - plan, cordon, release, lease epoch, generation: fsync. They must survive the loss of power; a generation, because
   joules are booked by it and a number must never come twice.
-- override, before a clock is locked or a power limit set: written, not synced. It must survive SIGKILL; the setting
+- override, before a clock is locked or a power limit set: written, not synced. It must survive SIGKILL. The setting
   itself does not survive what loses written pages, nor do the GPU instances and processes of slice, begin, end and
   forget.
 
 What a successor makes of what it finds:
 - unfinished create_gi, create_ci: an instance that is there, ours by its `slice` entry, is adopted, with or without
-  its compute instance; the next reconciler of the plan completes or destroys it. One that is not there is forgotten.
-- unfinished destroy_ci, destroy_gi, stop, drain: what still exists is adopted as it is, and the plan decides again.
+  its compute instance. The next reconciler of the plan completes or destroys it. One that is not there is forgotten.
+- unfinished destroy_ci, destroy_gi, stop, drain: what still exists is adopted unchanged, and the plan decides again.
 - unfinished start, load, warm_up: a process that lives is adopted and asked what it serves; one that is dead is
   started again if it is still planned.
-- a process of an entry whose slice is gone is ended; what has no entry is adopted where it proves whose it is
-  (`slices/core/proof.py`), and is otherwise left as it is.
+- a process of an entry whose slice is gone is ended. What has no entry is adopted where it proves whose it is
+  (`slices/core/proof.py`), and is otherwise left unchanged.
 - overrides are put back before anything else, cordons hold.
 Every unfinished step is then closed (`close_unfinished`): it is either finished by the plan or of no meaning any more.
 

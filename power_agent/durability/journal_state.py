@@ -2,7 +2,7 @@
 
 `journal` writes the lines. Of each entry the boot and the driver load it was true for are kept: GPU instances
 and what runs on them are void after another load, processes on CPUs after another boot. The plan, the epochs, the
-generation, cordons and overrides of device settings hold forever; whether a lock survived a reload is not asked,
+generation, cordons and overrides of device settings hold forever. Whether a lock survived a reload is not asked,
 because resetting one that is gone does no harm.
 """
 

@@ -4,7 +4,7 @@ One line is one truth: it holds the samples of one reading and the meter's state
 are published. So a crash at any point neither loses nor repeats a joule: what is on disk is sent (again) by `seq`, what
 is not is still in the counter. A torn last line never counted. Two files of half the ring's length take turns.
 
-While the disk refuses, readings wait here and are not published; when more wait than a file holds, each two neighbours
+While the disk refuses, readings wait here and are not published. When more wait than a file holds, each two neighbours
 become one of twice the time: coarser, and no joule less.
 
 A watcher of the stream has a position in it and no queue. One that is slower than the ring loses the oldest samples,

@@ -1,7 +1,7 @@
 """Metering loop: reads all counters once per period and meters each device. The shell of `core/meter.py`.
 
-Triton's counters first, then the device's counter, as close together as possible; then one line in the energy log; then
-the samples go to the publisher and to watchers. Each device has a separate thread.
+It reads Triton's counters first, then the device's counter, as close together as possible. Then it writes one line in
+the energy log. Then the samples go to the publisher and to watchers. Each device has a separate thread.
 """
 
 import asyncio

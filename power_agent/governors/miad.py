@@ -1,19 +1,20 @@
 """MIAD: the clock doubles when a stage comes near its SLO, and falls by a step when all have the slack for it.
 
 Source: muServe, Algorithm 3 (Qiu et al., ATC'24): slack 0.05, an iteration a second.
-Data: per stage its SLO, latency of the newest answers at the clock of now (of the last `remembers_s`, moved from the
-    clocks that they had by the law of trefoil/core/power.py) with their number, and how much of its time follows the
-    clock; the planned range; whether the last lock holds; the age of the newest load window.
-Decision: a clock of the range. It begins at the top, and is there again when the plan changes, while what is locked is
-    not honoured (or a lease stands before it), and when no window has come for `windows_max_s`.
+Data: per stage its SLO, how much of its time follows the clock, and latency and number of the newest answers. These are
+    answers of the last `remembers_s`, moved from the clocks that they had to the clock of now by the law of
+    trefoil/core/power.py. Also the planned range, whether the last lock holds, and the age of the newest load window.
+Decision: a clock of the range. It begins at the top, and is there again when the plan changes and when no window has
+    come for `windows_max_s`. It is there, too, while what is locked is not honoured (or a lease stands before it).
 Formulation: slack = (SLO - latency) / SLO. UP if any stage has less than `slack`: twice the clock. Else DOWN by
     `step_mhz` if what that adds to the latency, over the SLO, is less than slack - `slack`.
     With `statistic` "slo" the quantile is the objective's: UP as well while fewer answers of the last minute were in
     time than promised, and no DOWN before it is `ERRORS` standard errors more.
-Deviations, off with `literal`: printed, one stage that may go DOWN is enough, here all of them must (the tightest
-    decides); printed, a step adds weight x latency x STEP / frequency, here what `power.stretch` says, which is more at
-    low clocks. Of both: a stage with fewer than `samples_min` answers holds, without any it has no say; DOWN ends at a
-    clock that the device has, at most a step lower; a second UP in a row at the top asks for capacity (section 3.4).
+Deviations, off with `literal`: as printed, one stage that may go DOWN is enough; here all of them must (the tightest
+    decides). As printed, a step adds weight x latency x STEP / frequency; here what `power.stretch` says, which is more
+    at low clocks. In both cases a stage with fewer than `samples_min` answers holds, without any it has no say. DOWN
+    ends at a clock that the device has, at most a step lower. A second UP in a row at the top asks for capacity
+    (section 3.4).
 """
 
 import math

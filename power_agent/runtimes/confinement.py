@@ -3,8 +3,8 @@
 Models are foreign code. Where the agent is root, the Triton of a slice runs as a user and group that no other process
 has: `triton_uid_base` + its gRPC port, or the same in one of the UID_RANGES - 1 ranges above, where another Trefoil of
 this machine has it. So it cannot signal, trace or read the agent, other services or the Triton of another slice.
-/tmp, /dev/shm and the agent's state directory are empty for it but for what it needs, and so is every folder that
-others may not enter (/root, say), so that an installation below one serves all the same.
+/tmp, /dev/shm and the agent's state directory are empty for it except for what it needs. So is every folder that others
+may not enter (such as /root), so that an installation below one still works.
 Linux: mount_namespaces(7), credentials(7), capabilities(7); what is done of it stands in launcher.py.
 """
 
@@ -175,7 +175,7 @@ def find_confinement(user: str, uid_base: int, state_dir: Path) -> Confinement:
 
 
 def needed_paths(launch: SliceLaunch) -> tuple[Path, ...]:
-    """Paths that a Triton needs: its program and the Python of its models, with what they were installed with, the
+    """Paths that a Triton needs: its program and the Python of its models, with what they were installed with. Also the
     slice's repository, the shared one that its links lead to (itself maybe one of links), and files on its command."""
     program, search = Path(launch.argv[0]), launch.env.get("PATH", "").split(os.pathsep)[0]
     python = Path(search) / "python3"

@@ -221,7 +221,7 @@ class DockerRuntime:
         """What inspect says; asked again only when the engine's summary reads differently.
 
         The summary tells since when it is up ("Up 3 minutes (healthy)"), so a container that was restarted reads
-        differently; without this, polling 56 containers twice a second would keep the engine busy.
+        differently. Without this, polling 56 containers twice a second would keep the engine busy.
         """
         reads = f"{summary['State']} {summary['Status']}"
         seen = self._inspections.get(summary["Id"])

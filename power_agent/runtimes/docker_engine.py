@@ -1,9 +1,9 @@
 """Docker engine: calls with a connection per thread, refusals as errors that say what to do, and Triton images.
 
 An image is looked into without running it: which backends it has. NVIDIA's image keeps its Triton below
-/opt/tritonserver and brings the onnxruntime backend; a smaller image may have only the python backend, with numpy < 2
+/opt/tritonserver and brings the onnxruntime backend. A smaller image may have only the python backend, with numpy < 2
 and onnxruntime in its Python. The engine answers questions about files of a container that was created and never
-started; labels would not do, since NVIDIA's name no backend and its images differ in them."""
+started. Labels would not do, since NVIDIA's name no backend and its images differ in them."""
 
 import subprocess
 import threading

@@ -1,9 +1,9 @@
 """Docker engine for one agent: `python -m power_agent.runtimes.engine_proxy --socket S --node N --folder F`.
 
-Who has an engine's socket is root of the host. An agent in a container therefore gets this one: it passes on what the
-runtime `docker` asks (docker.py, slice_network.py, docker_engine.py beside it), for containers and networks with the
-labels of this cluster and node alone, and makes none but unprivileged ones, whose mounts are read-only and are below
-the folders that it names. Everything else is refused, and says what.
+A process that has an engine's socket is root of the host. An agent in a container therefore gets this one. It passes on
+what the runtime `docker` asks (docker.py, slice_network.py, docker_engine.py), for containers and networks with the
+labels of this cluster and node alone. It makes none but unprivileged ones, whose mounts are read-only and are below the
+folders that it names. Everything else is refused, and says what.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How a container gets its GPU: by NVIDIA's runtime, by a device request, or by CDI, each asked of the engine first.
 
-A CDI specification is a file that lists devices; one written a minute ago does not know a MIG instance made a second
+A CDI specification is a file that lists devices. One written a minute ago does not know a MIG instance made a second
 ago, and no service of NVIDIA's writes it again then. So it is written again before such an instance is handed out. Not
 seen on hardware: tried on an engine that only speaks as one with NVIDIA's toolkit does.
 """

@@ -2,12 +2,12 @@
 
 Run by path as `python -I -S launcher.py`; imports nothing of Trefoil. One JSON line on stdin says what to become:
 `argv`, `cwd`, `cores` (or null), `groups` (folders of control groups), `parent` (pid of the process that it ends with,
-or 0), `uid` (user and group, or 0), `hides` (folder -> what stays visible of it), `reads` (files that it must be able
-to read). An end of file instead means that the agent is gone: nothing was started, nothing is left. Whatever fails is
-said on stdout, which closes when the program has taken over. An empty argv: all but the last step.
+or 0). Also `uid` (user and group, or 0), `hides` (folder -> what stays visible of it), `reads` (files that it must be
+able to read). An end of file instead means that the agent is gone: nothing was started, nothing is left. Whatever fails
+is reported on stdout, which closes when the program has taken over. An empty argv: all but the last step.
 
-A Triton runs models of others. It gets none of the agent's privileges, and where the agent is root a user of
-its own: in a mount namespace of its own, each folder of `hides` is empty but for what the Triton needs.
+A Triton runs models of others. It gets none of the agent's privileges, and where the agent is root a separate user: in
+a separate mount namespace, each folder of `hides` is empty but for what the Triton needs.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Cordons: devices out of service, who took them out, and until when their slices may leave by plan.
 
-A cordon is on disk before it is answered, so it survives the agent and a reboot. It is published at once; a controller
+A cordon is on disk before it is answered, so it survives the agent and a reboot. It is published at once. A controller
 that sees it plans without the device and takes the slices away in the order that keeps the capacity. What is planned
 there still when the patience is over the agent drains and stops itself.
 """

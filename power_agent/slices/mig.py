@@ -1,7 +1,7 @@
 """MIG: creates and destroys GPU and compute instances with bounded patience, and switches MIG mode on.
 
-A driver says IN_USE for a while after the last process of an instance is gone (its context is torn down late; a
-monitoring agent may hold a handle), and some report a destruction that has not happened yet. Both pass with time or
+A driver says IN_USE for a while after the last process of an instance is gone. Its context is torn down late, or a
+monitoring agent holds a handle. Some drivers report a destruction that has not happened yet. Both pass with time or
 never: so a few tries with growing pauses, then the error with its holders.
 
 MIG mode is switched on where the operator has asked for it (`mig_mode = enable`) and the GPU is empty; never off. On

@@ -1,7 +1,7 @@
-"""Reconciler: takes plans and brings the node as it is to the node as planned, one step per slice at a time.
+"""Reconciler: takes plans and brings the node to its planned state, one step per slice at a time.
 
-`apply` takes a plan; `start_due_steps` asks the brain (`core.reconcile`) what is left to do and starts what may start
-now; the end of a step, each move of a slice and each new plan makes it look again.
+`apply` takes a plan. `start_due_steps` asks the core (`core.reconcile`) what is left to do and starts what may start
+now. The end of a step, each move of a slice and each new plan makes it look again.
 """
 
 import asyncio

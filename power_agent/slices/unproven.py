@@ -1,7 +1,7 @@
 """Tritons and instances that the journal does not know: adopted where they prove whose they are, else left and named.
 
 A Triton is adopted as READY once `core/proof.py` has no objection and each model that it hosts has answered an
-inference. One that is proven and answers nothing is asked again until `ready_timeout_s` have passed; then it is FAILED,
+inference. One that is proven and answers nothing is asked again until `ready_timeout_s` have passed. Then it is FAILED,
 and is started again where it is planned. All others are never ended here: an operator says `adopt` or `reset`.
 """
 

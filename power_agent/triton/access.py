@@ -1,10 +1,10 @@
 """Access to Tritons: what opens to their agent alone, and the certificate that they show.
 
 Triton restricts whole protocols to those who send a key with each call. It takes that key on its command line only, so
-users who see this host's processes see it; it still closes what can be called over a network.
+users who see this host's processes see it. It still closes what can be called over a network.
 
-A Triton's private key is in the hands of the models that it runs, which are the same user. So Tritons show a pair of
-their own, which names `tritons.<node>` and is none of a client: with it no process can pass for the agent, or call a
+A Triton's private key is in the hands of the models that it runs, which are the same user. So Tritons show a separate
+pair, which names `tritons.<node>` and is none of a client: with it no process can pass for the agent, or call a
 service.
 """
 

@@ -1,8 +1,8 @@
 """Digests of model files: what a variant was when it was first seen is what it must be at every later load.
 
-A version is fixed for life, so a file under it that was cut short, replaced or removed is refused by name, and used
+A version is fixed for life. So a file under it that was cut short, replaced or removed is refused by name, and used
 again when it is put back. family.toml may state the digest of a variant's model file (`sha256`); of every other file
-this agent remembers what it found first. A file is read again only when its change time, size or place is another. Of a
+this agent remembers what it found first. A file is read again only when its change time, size or place is another. A
 family without model files is not reported: an attempt to serve it says how to make them.
 """
 

@@ -1,11 +1,11 @@
 """Triton of a slice: writes the slice's model repository and builds argv and env of its Triton.
 
-    <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
-                               labels.txt              link to the shared model_repository, as all model files
+    <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group.
+                               labels.txt              link to the shared model_repository, as all model files.
                                <version>/model.onnx
-                               <version>/model.py      link to model_repository/_shared/model.py; of a generative
+                               <version>/model.py      link to model_repository/_shared/model.py. Of a generative
                                                        family (its contract names decoder.py) also to what decodes,
-                                                       of python models (opaque.py) to what runs them
+                                                       of python models (opaque.py) to what runs them.
 
 Every version of the family is linked, only one is loaded, so a swap needs no file but the new config.pbtxt.
 """
@@ -144,7 +144,8 @@ class SliceLaunch:
 def grpc_port(base: int, key: SliceKey) -> int:
     """Port of a slice's gRPC; its metrics are one above. Slices that share no resource share no port.
 
-    base + 16 g + 2 s for start s on GPU g < 16, then base + 256 + 2 t for a CPU slice that begins at tenth t of a core.
+    It is base + 16 g + 2 s for start s on GPU g < 16. It is base + 256 + 2 t for a CPU slice that begins at tenth t of
+    a core.
 
     Raises:
         SettingError: there is no such port.

@@ -5,8 +5,8 @@
     found.missing            # {"clock_lock gpu2": "why. Remedy: ...", "gpm": "..."}: without " gpuN" no device has it
     found.devices["node0/gpu2"]["clock_lock"]   # reason why not; "": it can
 
-The agent runs with whatever is there: without `clock_lock` clocks, without `power_limit` limits stay as they are, and a
-plan that wants others is refused with the reason; without `mig` whole GPUs are served, or nothing; without
+The agent runs with whatever is there. Without `clock_lock` clocks do not change, without `power_limit` limits do not,
+and a plan that wants others is refused with the reason. Without `mig` whole GPUs are served, or nothing. Without
 `energy_counter` power is integrated.
 """
 
@@ -67,8 +67,8 @@ def effective_root(proc: Path = Path("/proc")) -> str:
 def mig_device(proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> str:
     """Reason why MIG may not be configured; empty when it may.
 
-    CAP_SYS_ADMIN includes every capability of the driver, also where its device is not there or not allowed yet; who
-    has none needs the one device ["Device Nodes and Capabilities", NVIDIA's MIG guide].
+    CAP_SYS_ADMIN includes every capability of the driver, also where its device is not there or not allowed yet. A
+    process without it needs the one device ["Device Nodes and Capabilities", NVIDIA's MIG guide].
     """
     not_root = effective_root(proc)
     minor = capability_minor(proc / "driver" / "nvidia" / "capabilities" / "mig" / "config")

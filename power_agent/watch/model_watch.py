@@ -1,9 +1,8 @@
-"""Model watch: reads the catalogue again where its files have changed, and says which variants this node cannot load,
-because a file of theirs was removed, cut short or replaced.
+"""Model watch: reads the catalogue again where its files have changed, and reports variants that this node cannot load.
 
-What runs continues: a Triton has its model in memory. Planners go round what is named here (`NodeStatus.missing`), and
-use it again when it is gone from there. What the node has is
-published too (`NodeStatus.models`): who plans compares it.
+It cannot load a variant of which a file was removed, cut short or replaced. What runs continues: a Triton has its model
+in memory. Planners go round what is named here (`NodeStatus.missing`), and use it again when it is gone from there.
+What the node has is published too (`NodeStatus.models`): the controller compares it.
 """
 
 from collections.abc import Awaitable, Callable

@@ -3,10 +3,10 @@
 
 Readiness shows none of the second kind: only a real inference does. One is made when a dispatcher has ejected the
 slice, when its calls fail, or when nothing has succeeded on it for `quiet_probe_s`. An adopted engine is not asked for
-the last reason while dispatchers have requests on it: they see what comes of them.
+the last reason while dispatchers have requests on it: they see the outcome.
 
 A probe that times out may stand behind a first call, which loads or compiles. So while the server answers, a model is
-slow and not failed until its probes have timed out for FIRST_CALL_S; its neighbours on the slice serve meanwhile.
+slow and not failed until its probes have timed out for FIRST_CALL_S. Its neighbours on the slice serve meanwhile.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """An assessment from series: find, fit, write the scenario, and ask the simulator what each lever saves.
 
-Each seed draws other arrivals and another truth, by the errors of the fit (`noise`), so that the spread of the seeds is
-that of load and fit; with MIG also by the law's. A saving is that of `trefoil compare`: at equal accuracy, none where
-an SLO or a floor is missed.
+Each seed draws other arrivals, and another truth by the errors of the fit (`noise`). So the spread of the seeds is that
+of load and fit. With MIG the truth also varies by the law's error. A saving is that of `trefoil compare`: at equal
+accuracy, none where an SLO or a floor is missed.
 """
 
 import math

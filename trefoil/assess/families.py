@@ -1,9 +1,9 @@
 """Families of the found models: variants, accuracies, SLO, and a profile fitted to the found points.
 
 A family that the repository has keeps its own profile, times factors: found over profiled milliseconds and joules of
-the served variant; other variants get the factors' mean. Any other model gets rows by a law: its time goes with
-(SMs x clock of the found slice / of the row's) to the power `ALPHA`, between 0 for a model that leaves most of a GPU
-idle and 1 for one that fills it; an execution's joules stay those that were found.
+the served variant; other variants get the factors' mean. Any other model gets rows by a law. Its time goes with
+(SMs x clock of the found slice / of the row's) to the power `ALPHA`. The exponent lies between 0, for a model that
+leaves most of a GPU idle, and 1, for a model that fills it. An execution's joules stay those that were found.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Devices and models of a fleet, found in its series: watts, joules, rates, times, latencies.
 
-A model's device is the one whose row of DCGM's exporter names the server's pod; else that of the server's `gpu_uuid`;
-else the only device of its host. Joules are those of the board, which the row of each MIG slice repeats.
+A model's device is the one whose row of DCGM's exporter names the server's pod. Otherwise it is that of the server's
+`gpu_uuid`, or else the only device of its host. Joules are those of the board, which the row of each MIG slice repeats.
 """
 
 import math

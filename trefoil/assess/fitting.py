@@ -1,9 +1,9 @@
 """Fits to what was found: watts of idle devices, joules of an execution, and who has drawn what.
 
 Formulation: the joules of a device in a bin are idle watts x covered seconds + sum over models of joules per execution
-x executions, by least squares over all bins and devices of a board; none is below 0. Idle watts are fitted only where
-no device was seen idle and the load varies. A device's joules are then split: what is above idle by the fitted joules,
-idle by the time that each model computes. The split adds up to what was counted.
+x executions. The fit is by least squares over all bins and devices of a board; no result is below 0. Idle watts are
+fitted only where no device was seen idle and the load varies. A device's joules are then split: what is above idle by
+the fitted joules, idle by the time that each model computes. The split adds up to what was counted.
 """
 
 from collections import defaultdict

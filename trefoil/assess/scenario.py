@@ -1,8 +1,8 @@
 """Scenario of a found fleet: files that `simulate`, `compare` and `up` take, and the same fleet with one lever each.
 
 Written: scenario.toml, up.toml, a profile.csv of each family, and families/NAME/family.toml of those that no repository
-has. The levers are scenarios too: what a lever may not use is left out of family and profile, and where devices have to
-stay awake each family is spread over as many as it has today.
+has. The levers are scenarios too: what a lever may not use is left out of family and profile. Where devices have to
+stay awake, each family is spread over as many as it has today.
 """
 
 import json

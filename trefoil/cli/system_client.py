@@ -320,8 +320,8 @@ def token_at(address: str, state_dir: Path) -> str | None:
 
 
 def make_channel(address: str, ca: Path | None = None, token: str | None = None) -> grpc.aio.Channel:
-    """Channel of this command to a service: with the token of a system of `trefoil up`, which has no TLS of its own,
-    else with this command's, and over TLS where an authority is named.
+    """Channel of this command to a service, over TLS where an authority is named. `token`: of a system of `trefoil up`,
+    whose services have no TLS; None: this command's token is sent.
 
     Raises:
         SettingError: a certificate cannot be used, see `control_token`, or the token would leave in clear text.

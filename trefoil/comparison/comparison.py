@@ -1,10 +1,10 @@
 """What policies, or forecasts, came to at equal load, and what may be said of their savings: values, no I/O.
 
-A saving is grams per answered request against the first row that was named, in the mean of all seeds, and it is at
-equal accuracy (`saving.py`): what that policy had needed at this one's accuracy stands for what it took, by the price
-that `static_mix` (between forecasts: their policy) pays for accuracy in the same scenario. When there is one says
-`trefoil/core/objective.py`, of the means of the seeds. The headline is against the best carbon-blind policy that has no
-lever which the subject lacks, whichever that turns out to be.
+A saving is grams per answered request against the first row that was named, in the mean of all seeds. It is at equal
+accuracy (`saving.py`): the first policy's grams are replaced by what it would have needed at this policy's accuracy.
+The price of accuracy is what `static_mix` (between forecasts: their policy) pays for it in the same scenario.
+`trefoil/core/objective.py` states, for the means of the seeds, when there is a saving. The headline is against the best
+carbon-blind policy that has no lever which the subject lacks.
 """
 
 import math

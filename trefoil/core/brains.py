@@ -101,11 +101,11 @@ class Measurement:
 class Ticket:
     """Ticket of one request, as a router sees it: never its payload.
 
-    `min_accuracy` is what its client asked for, 0.0 = nothing; `slo_ms` what it asked for, else the objective of its
-    class, else its family's, 0.0 = none is known; `priority` is Triton's: 1 comes first, 0 is the default.
+    `min_accuracy` is what its client asked for, 0.0 = nothing. `slo_ms` is what it asked for, else the objective of its
+    class, else its family's; 0.0 = none is known. `priority` is Triton's: 1 comes first, 0 is the default.
     `length_score` is the predicted class of its answer's length, 0 the shortest, and None without a prediction.
     `flow` is what shares a full queue: its tenant, or its client's host where tenants are not known, and its
-    connection; `weight` is its tenant's share against others', `cost_s` what requests like it take on a slice.
+    connection. `weight` is its tenant's share against others'. `cost_s` is the time of requests like it on a slice.
 
     Mutable, but never changed: each simulated request makes one, and a frozen one takes ten times as long to make.
     """
@@ -242,8 +242,8 @@ class Queue(Protocol):
     """Queue of waiting requests, in lanes of the router's choice; all lanes share a bound in requests and bytes.
 
     `waiting` and `bytes` are what it holds. A lane is any hashable value. `check` raises
-    `dispatcher.queues.fifo.QueueFull` (a `TrefoilError`) where one more ticket would exceed the bound; `push`
-    never refuses, and takes a ticket that comes back to the place that its arrival gives it.
+    `dispatcher.queues.fifo.QueueFull` (a `TrefoilError`) where one more ticket would exceed the bound. `push` never
+    refuses. It puts a ticket that comes back at the place that its arrival gives it.
     """
 
     waiting: int
@@ -299,8 +299,8 @@ class Router(Protocol):
 
     `on_table` brings the route of one family (`route.family`); one without targets takes its slices away. `on_carbon`
     comes first of all, and whenever the ratio changes; None = not known, or old. At `next_s` the shell offers every
-    slice again, by `on_credit`, though nothing else has happened; a router that holds requests back for a time needs no
-    more than that. It is asked for that time while requests wait, and called once for each that it names.
+    slice again, by `on_credit`, though nothing else has happened. A router that holds requests back for a time needs no
+    more than that. It is asked for that time while requests wait, and called once for each time that it names.
     """
 
     def on_table(self, route: Route, now_s: float) -> None:

@@ -2,8 +2,8 @@
 
 A GPU without MIG is one slice, `whole`; so is one whose MIG mode is off, as a separate type, `<board>-nomig`. A board
 without a table is `gpu:<board>:<memory>:<power limit>[:<clocks>]`: the name has all that its driver reports. The
-CPUs of a node are one device, `cpu:<cores>`, cut into contiguous core ranges (`cpu:4`) or into quotas in steps of a
-tenth of a core (`quota:0.5`), not both at once.
+CPUs of a node are one device, `cpu:<cores>`. It is cut into contiguous core ranges (`cpu:4`) or into quotas in steps of
+a tenth of a core (`quota:0.5`), not both at once.
 """
 
 import math

@@ -1,26 +1,26 @@
 """Operating errors: what a person can mend. Bugs are assertion failures and crash.
 
-TrefoilError                  one clear line: field, value, remedy
-+-- InvalidInput              a value that a caller gave                  INVALID_ARGUMENT, exit 2
-|   +-- SettingError          ... in settings, a scenario or a flag
-|   +-- CatalogError          ... in family.toml or profile.csv
-|   |   +-- ProfileMissing    ... no row for an operating point
-|   +-- TraceError            ... in a carbon or arrival trace
-|   +-- PlanError             ... in a plan
-|   +-- SeriesMismatch        two intensities that must not be compared
-+-- Infeasible                an objective that nothing can meet          FAILED_PRECONDITION
-+-- Fenced                    a writer that is no longer the holder       FAILED_PRECONDITION
-|   +-- StaleRevision         ... a revision older than one seen
-+-- ClockApart                a clock that is not that of Redis           INTERNAL
-+-- RoleFree                  a role that another process has held        exit 2
-+-- NotFound                  a family, zone or node that does not exist  NOT_FOUND
-+-- UnknownCall               a call that an older service does not know  exit 2
-+-- Unavailable               something that ought to answer does not     UNAVAILABLE
-|   +-- StateUnavailable      ... Redis
-|   |   +-- StateUnreadable   ... a value in it, which is then as good as lost
-|   +-- DiskUnavailable       ... a disk: full, read-only or failing
-|   +-- Untrusted             ... whose certificate, or ours, is not accepted
-+-- StartError                a part that cannot start here               exit 2
+TrefoilError                  one clear line: field, value, remedy.
++-- InvalidInput              a value that a caller gave.                 INVALID_ARGUMENT, exit 2
+|   +-- SettingError          ... in settings, a scenario or a flag.
+|   +-- CatalogError          ... in family.toml or profile.csv.
+|   |   +-- ProfileMissing    ... no row for an operating point.
+|   +-- TraceError            ... in a carbon or arrival trace.
+|   +-- PlanError             ... in a plan.
+|   +-- SeriesMismatch        two intensities that must not be compared.
++-- Infeasible                an objective that nothing can meet.         FAILED_PRECONDITION
++-- Fenced                    a writer that is no longer the holder.      FAILED_PRECONDITION
+|   +-- StaleRevision         ... a revision older than one seen.
++-- ClockApart                a clock that is not that of Redis.          INTERNAL
++-- RoleFree                  a role that another process has held.       exit 2
++-- NotFound                  a family, zone or node that does not exist. NOT_FOUND
++-- UnknownCall               a call that an older service does not know. exit 2
++-- Unavailable               something that ought to answer does not.    UNAVAILABLE
+|   +-- StateUnavailable      ... Redis.
+|   |   +-- StateUnreadable   ... a value in it, which is then as good as lost.
+|   +-- DiskUnavailable       ... a disk: full, read-only or failing.
+|   +-- Untrusted             ... whose certificate, or ours, is not accepted.
++-- StartError                a part that cannot start here.              exit 2
     +-- PortInUse
     +-- BinaryMissing
 """

@@ -116,8 +116,8 @@ class _Hashed:
 class SliceKey(_Hashed):
     """Identity of a slice in plans, loads and energy.
 
-    start and size are in memory slices (MIG, as in NVML), 0 and 1 (a whole GPU), in cores (`cpu:N`) or in tenths of a
-    core (`quota:X.Y`).
+    start and size are in memory slices (MIG, as in NVML), or 0 and 1 (a whole GPU). Of CPUs they are in cores (`cpu:N`)
+    or in tenths of a core (`quota:X.Y`).
     """
 
     device: str = ""

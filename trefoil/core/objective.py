@@ -1,8 +1,8 @@
 """Objective: what the operator wants, and when a saving may be stated.
 
-A run has saved something against another one where each of its families kept its SLO and its accuracy floor, where
-both answered equally many requests within the error of their sample, and where their accuracies are equal or have a
-price (`trefoil.comparison.saving`). Every command, report and dashboard goes by this rule. Source: DESIGN section 7.
+A run has saved something against another one only where each of its families kept its SLO and its accuracy floor. Both
+runs must have answered equally many requests, within the error of their sample. Their accuracies must be equal, or have
+a price (`trefoil.comparison.saving`). Every command, report and dashboard goes by this rule. Source: DESIGN section 7.
 """
 
 import math
@@ -54,8 +54,8 @@ class ActMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenSlo:
-    """SLO of a stream's tokens: TTFT, from the request's arrival to its first token, and TPOT, the mean time from one
-    token to the next; each with the share of streams that meet it, in (0, 1). 0: none."""
+    """SLO of a stream's tokens. TTFT: time from the request's arrival to its first token. TPOT: mean time from one
+    token to the next. Each has the share of streams that meet it, in (0, 1). 0: none."""
 
     ttft_ms: float = 0.0
     ttft_quantile: float = 0.0
@@ -280,8 +280,9 @@ def objective_text(objective: Objective) -> str:
 def floor_missed(accuracy: float, floor: float) -> bool:
     """Whether a mean accuracy over a window is below its floor by more than `FLOOR_TOLERANCE`: it saved nothing then.
 
-    The one rule of every report. So much one rollout of 10 s moves the mean of 20 minutes between variants 0.06 apart,
-    and no plan times its last one better; and it is a seventh of one image of the 299 that the digits are measured on.
+    The one rule of every report. One rollout of 10 s between variants 0.06 apart moves the mean of 20 minutes by the
+    tolerance. No plan times its last rollout better. The tolerance is also a seventh of one image of the 299 that the
+    digits are measured on.
     """
     return not accuracy >= floor - FLOOR_TOLERANCE  # NaN misses it
 

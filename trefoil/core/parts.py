@@ -1,9 +1,9 @@
-"""Parts that a policy is made of, and what is said of each once: how it is made, what can be set, its traits.
+"""Parts of a policy, and what is stated of each once: how it is made, what can be set, its traits.
 
 A part is a brain behind a name: a planner, router, queue, governor or forecaster. Its service keeps a table of parts by
 name; shells read a part's traits and never its name. `module:Class` names a user's own brain: a class with the methods
-of its kind, made of what its constructor names. It may say as class attributes what a table would say of it
-(`settings`, `traits`, `label`, `colour`); what it does not say has the defaults of `Part`.
+of its kind, built from what its constructor names. Its class attributes may state what a table would state of it
+(`settings`, `traits`, `label`, `colour`). What they leave out has the defaults of `Part`.
 """
 
 import importlib

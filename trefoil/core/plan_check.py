@@ -1,10 +1,16 @@
 """Checks of plans: what makes a plan legal.
 
-Refused: overlapping or illegal placements; a CPU cut both in cores and by quota; a slice on an ASLEEP or LOST device;
-memory of cohosted variants above the slice's; a route to a slice or variant that is not planned; weights that do not
-sum to 1 per (family, stage); a missing stage; a clock outside the supported list; credits 0 on a live target, or beyond
-CREDITS_MAX; what is named twice; numbers that are not finite; capacity below demand unless `degraded` says so; an
-objective older than the stored one. `check_parts` refuses routers, queues and governors that are not known here.
+Refused are:
+
+- overlapping or illegal placements; a CPU cut both in cores and by quota
+- a slice on a device that is LOST, or not planned AWAKE
+- memory of cohosted variants above the slice's; a clock outside the supported list
+- a route to a slice or variant that is not planned; weights that do not sum to 1 per (family, stage); a missing stage
+- credits 0 on a live target, or beyond CREDITS_MAX
+- what is named twice; numbers that are not finite
+- capacity below demand unless `degraded` says so; an objective older than the stored one
+
+`check_parts` refuses routers, queues and governors that are not known here.
 """
 
 import dataclasses

@@ -3,14 +3,14 @@
 Source: M/D/c: Franx, "A simple solution for the M/D/c waiting time distribution" (OR Letters 2001) on the embedded
 chain of Crommelin (1932); M/M/c: Erlang C; between them the two-moment interpolation of waiting-time percentiles of
 Tijms ("A First Course in Stochastic Models", 9.6); arrivals that are not Poisson: Allen-Cunneen scaling of the
-conditional wait and Kraemer-Langenbach-Belz for the probability of waiting, and where they come in bursts what a burst
-alone delays (servers that take turns: a request waits for k services less the last k rounds of gaps).
+conditional wait, and Kraemer-Langenbach-Belz for the probability of waiting. Where arrivals come in bursts, also what a
+burst alone delays (servers that take turns: a request waits for k services less the last k rounds of gaps).
 Data: service time (mean, CV: a gamma law, as the simulated slices draw it), servers c, SLO (ms, quantile), SCV of gaps.
 Result: the largest rate at which P(wait + service > SLO) <= 1 - quantile for FIFO service by c equal servers.
-Deviations: none from the two exact ends; in between it is an approximation, within 2 % of the kernel
-(tests/unit/test_queueing.py), which is why the planner lets the kernel check its plans.
+Deviations: none from the two exact ends. In between it is an approximation, within 2 % of the kernel
+(tests/unit/test_queueing.py). So the planner lets the kernel check its plans.
 
-The kernel serves requests one by one: `split_weighted` sends each to a class by weight and every class is one FIFO;
+The kernel serves requests one by one. `split_weighted` sends each to a class by weight, and every class is one FIFO.
 `serve_shared` is one FIFO over unequal servers, where the mix follows speed (CLOVER).
 """
 
@@ -413,13 +413,13 @@ def streams_rate_max(answers: tuple[ServiceTime, ...], steps: float, limits: Str
 class StreamLaw:
     """Law of continuous batching: streams join and leave between two steps; a step's time grows with those that run.
 
-    Source: state-dependent processor sharing (Cohen 1979), whose number of streams depends on the mean length alone;
-    beyond the places a FIFO queue that empties at the rate of a full slice.
-    Data: time of an answer beside b - 1 others, A(b), for b = 1 .. places; Poisson arrivals. Step: A(b) / steps.
+    Source: state-dependent processor sharing (Cohen 1979), whose number of streams depends on the mean length alone.
+    Beyond the places there is a FIFO queue that empties at the rate of a full slice.
+    Data: time of an answer next to b - 1 others, A(b), for b = 1 .. places; Poisson arrivals. Step: A(b) / steps.
     Formulation: b streams run: b / A(b) leave per second; P(k streams) is a product of rates. A stream sees on arrival
-    what the time average is. TTFT: the rest of the step under way and one step; who waits, waits exponentially and then
-    one step. TPOT: the step of the streams that it meets, itself included; each number of them is spread half-way to
-    the next ones, as a life meets several. Latency: the wait and an answer beside those that it met.
+    what the time average is. TTFT: the rest of the step under way and one step; where it waits, an exponential time and
+    then one step. TPOT: the step of the streams that it meets, itself included. Each number of streams is spread
+    half-way to the next ones, as a stream meets several. Latency: the wait and an answer next to those that it met.
     Deviations: none of the number of streams; quantiles of the three times are approximations, within 8 % of streams
     that are played step by step (tests/unit/test_streams_law.py).
     """

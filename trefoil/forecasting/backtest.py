@@ -2,7 +2,7 @@
 
 Formulation: from the eleventh minute on, every `every_s`, with the past of that moment alone. Scored is the rate that
     capacity is planned for (`p90_per_s`), against the largest second y of the minute after.
-Result: mean |f - y| / mean y; share of forecasts below y, and by how much of it in the mean; mean of what is above,
+Result: mean |f - y| / mean y. Share of forecasts below y, and by how much of y in the mean. Mean of what is above y,
     / mean y: capacity that is paid for and stands idle in the busiest second.
 Deviations: all forecasters are given bins of a second; live, `last_max` sees half seconds.
 """

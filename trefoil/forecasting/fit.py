@@ -2,8 +2,8 @@
 
 Source: InfAdapter section 5: the 600 seconds in, LSTM(25) and Dense(1), Adam.
 Formulation: the network answers the largest second of the last minute plus what it adds, so that untrained it forecasts
-    that maximum. A step of it is a minute: its sixty counts and the largest of them, over the window's largest second,
-    which is part of the graph, so that one model knows quiet and busy families.
+    that maximum. A step of it is a minute: its sixty counts and the largest of them, over the window's largest second.
+    That scaling is part of the graph, so that one model knows quiet and busy families.
     Loss: pinball at `QUANTILE`, over the larger of that second and the truth, so that a spike after silence is one
     error among others. Of all epochs the one with the least error on the windows that validate is exported.
 Deviations: the paper has the mean squared error. No source says how counts are scaled, nor what a step is: second by

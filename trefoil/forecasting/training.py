@@ -1,10 +1,10 @@
 """Training of `lstm`: windows of traces, and of generated load, given to torch in a separate environment.
 
 Data: traces of requests (trefoil/simulator/scenario/request_trace.py). Counts per second and arrival times stay as
-    recorded; coarser counts become a rate, straight lines between the middles of bins, drawn as Poisson at each of
+    recorded. Coarser counts become a rate: straight lines between the middles of bins, drawn as Poisson at each of
     `LEVELS`.
-    Generated: a slow wave, a random walk, in two of three traces spikes that decay and levels that hold for minutes;
-    Poisson counts of a rate with gamma noise, from none to seconds of nothing between bursts.
+    Generated: a slow wave, a random walk, in two of three traces spikes that decay and levels that hold for minutes.
+    Counts are Poisson, of a rate with gamma noise. It ranges from none to seconds of nothing between bursts.
 Result: windows of 600 s and the largest second of the minute after; the last fifth of each trace validates.
 """
 

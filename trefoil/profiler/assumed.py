@@ -2,9 +2,9 @@
 
 Data: multiply-adds, elements written, kernels (ONNX Runtime's own profile of one pass: graph_costs.py) and bytes of the
 weights; the law of `cost_law.bare_ms` with the constants that were fitted to one A100-80GB in MIG mode.
-Assumed, beside the law: Triton's own time of a batch (SERVER_MS), one coefficient of variation (CV), an SM and MHz of
-every GPU worth those of an A100, memory bandwidths of data sheets, and that a slice draws its whole dynamic share while
-it computes (core/power.py). Good for a first look at plans; what saves what is known once it is measured.
+Assumed, in addition to the law: Triton's own time of a batch (SERVER_MS), one coefficient of variation (CV), and memory
+bandwidths of data sheets. An SM and MHz of every GPU are worth those of an A100. A slice draws its whole dynamic share
+while it computes (core/power.py). Good for a first look at plans; measurements alone show what saves how much.
 """
 
 import json

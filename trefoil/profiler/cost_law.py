@@ -2,23 +2,24 @@
 
 Source of the form: roofline (Williams et al., CACM 2009) with a launch floor; constants: model_repository/_profiles.
 Data: per variant and item `macs`, elements `written` by all operators, kernel `launches`, `weights` read per pass.
-Law of a pass of b items on a slice with the share s of the SMs and m of the memory, at the clock r of the highest [ms]:
+Law of a pass of b items [ms], on a slice with the share s of the SMs and m of the memory. The clock is the share r of
+the highest:
 
-    floor   = launch_ms * launches                                      the CPU launches: no slice or clock helps
-    compute = b * macs / macs_per_ms / (s^alpha * r)
+    floor   = launch_ms * launches                                      the CPU launches: no slice or clock helps.
+    compute = b * macs / macs_per_ms / (s^alpha * r)                    arithmetic.
     traffic = (b * written / written_per_ms + weights / weights_per_ms) / (m^beta * (s * r)^delta) / bandwidth
-    bare    = (floor^p + (compute + traffic)^p)^(1/p)                   what a benchmark of the network measures
-    pass    = ((launch_scale * floor)^p + (work_scale * (compute + traffic))^p)^(1/p)       the application's code
-    service = host_ms * b / items + pass                                decoding and transport, the slice held
+    bare    = (floor^p + (compute + traffic)^p)^(1/p)                   what a benchmark of the network measures.
+    pass    = ((launch_scale * floor)^p + (work_scale * (compute + traffic))^p)^(1/p)       the application's code.
+    service = host_ms * b / items + pass                                decoding and transport, the slice held.
 
-Energy above idle of a batch [J]: joules * (macs / macs of the largest)^gamma * b / items * (1 - eta + eta * fill);
-fill = pass * s over the same work's time on a whole GPU without floor. At a lower clock that is multiplied by
+Energy above idle of a batch [J]: joules * (macs / macs of the largest)^gamma * b / items * (1 - eta + eta * fill). Here
+fill is pass * s over the same work's time on a whole GPU without floor. At a lower clock the energy is multiplied by
 (mu + (1 - mu) * clock_law(r)) * pass(r) / pass(1). No slice draws more during a pass than its share of the board limit
 less idle.
 
-Assumed, identified by no data: eta (how much of the joules follows the slice's width rather than the work), mu (how
-much of the active power does not follow the SM clock), that host time grows with the items, and that scales, gamma and
-CV hold for every variant of a family.
+Assumed, identified by no data: eta (how much of the joules follows the slice's width rather than the work). Likewise mu
+(how much of the active power does not follow the SM clock), and that host time grows with the items. Scales, gamma and
+CV are assumed to hold for every variant of a family.
 """
 
 import math

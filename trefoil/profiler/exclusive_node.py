@@ -1,7 +1,7 @@
 """Put one variant at a time on one slice of a node through its power agent, as a controller would.
 
-The plans go under the node's own epoch, so a controller that is elected later outranks them; a node that serves is left
-alone by default, and an empty plan is the last.
+The plans go under the node's own epoch, so a controller that is elected later outranks them. A node that serves is left
+alone by default. The last plan is an empty one.
 """
 
 from collections.abc import Sequence

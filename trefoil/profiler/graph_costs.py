@@ -2,11 +2,12 @@
 
     python graph_costs.py '{"IMAGE": [3, 224, 224]}' MODEL.onnx ...   ->   one JSON object a graph, in the same order
 
-For each kernel of a pass of one item (of n by the entry `"": [n]`) ONNX Runtime says the shapes that went in and came
-out, so nothing is guessed: `macs` of convolutions, matrix products and recurrent layers, `written` elements of all
-outputs, `kernels` without mere changes of shape, and the operators whose multiply-adds are not counted, with their
-number; and `operators`, each with its FLOPs (two a multiply-add, elsewhere one an element), the bytes that it reads
-and writes, shape and type of its first output, and types and shapes of its inputs that are there.
+ONNX Runtime reports the input and output shapes of each kernel in a pass of one item (of n by the entry `"": [n]`). So
+nothing is guessed. `macs` are of convolutions, matrix products and recurrent layers. `written` counts elements of
+outputs, `kernels` the kernels; both leave out mere changes of shape. `uncounted` has the operators whose multiply-adds
+are not counted, with their number. `operators` has each one with its FLOPs (two a multiply-add, elsewhere one an
+element) and the bytes that it reads and writes. With it are shape and type of its first output, and types and shapes of
+its inputs that are there.
 """
 
 import json

@@ -1,6 +1,7 @@
 """A device that the controller of a running system lends: one variant at a time on one slice of it, others serve on.
 
-The loan is renewed for as long as this lives and given back at its end; who is killed loses it when the lease is over.
+The loan is renewed for as long as this process uses the device, and given back at the end. If the process is killed,
+the loan ends with the lease.
 """
 
 import asyncio

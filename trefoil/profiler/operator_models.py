@@ -1,10 +1,10 @@
 """Graphs that run one operator of a model again and again, so that a Triton can be asked how long it takes.
 
 Source: mu-Serve section 3.1 runs each operator alone, with each of its shapes, 5000 times, and takes the mean.
-Formulation: a graph takes X [n, 1] and passes n times through a loop of COPIES copies of the operator, so that its time
-    is a + n COPIES t: what comes before and after the loop, and the request itself, are in a. The copies read tensors
-    of their own, made of X, so that ONNX Runtime can neither compute them beforehand nor take several for one. Weights
-    are the model's. X is in [0, 1), and what is made of it in [0.5, 1): false is never, whole numbers are 0.
+Formulation: a graph takes X [n, 1] and passes n times through a loop of COPIES copies of the operator. So its time is
+    a + n COPIES t: what comes before and after the loop, and the request itself, are in a. Each copy reads separate
+    tensors, computed from X, so that ONNX Runtime can neither compute them beforehand nor take several for one. Weights
+    are the model's. X is in [0, 1), and what is computed from it in [0.5, 1): no value is false, whole numbers are 0.
 Operators that are equal but for the values of their weights are timed once. Needs the package onnx.
 """
 

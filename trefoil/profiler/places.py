@@ -76,8 +76,8 @@ class NodePlace:
 def places_on(devices: Iterable[DeviceStatus], slices: Sequence[str], clocks: Sequence[int]) -> list[NodePlace]:
     """Places to measure at, on the first device in service of each type.
 
-    `slices`: slice types, default all; `clocks` [MHz], default the highest, and below 0 power limits [-W], which are
-    held on slices alone that are a whole board.
+    `slices`: slice types, default all. `clocks` [MHz], default the highest; below 0: power limits [-W]. A limit is held
+    only on a slice that is a whole board.
 
     Raises:
         NotFound, SettingError: naming what there is.

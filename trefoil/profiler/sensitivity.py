@@ -3,13 +3,13 @@
 Source: mu-Serve section 3.1: the increase of an operator's time, normalised, from the default to half the default
     clock, over the decrease of the clock, normalised too. So 0 is an operator that no clock touches and 2 one that
     follows it; below 1 mu-Serve calls an operator insensitive (section 4.4).
-Data: FLOPs and bytes of each operator in a pass (graph_costs.py); of the board its SMs and clocks (device types), FP32
+Data: FLOPs and bytes of each operator in a pass (graph_costs.py). Of the board: its SMs and clocks (device types), FP32
     cores an SM and memory bandwidth (assumed.py).
 Formulation: T(r) = max(LAUNCH_MS, flops / (2 cores f r), bytes / bandwidth) at the share r of the highest clock f.
     For the law T(f) = T0 (1 - s + s f0/f) an operator's s is half its score, and a model's is its operators', by time.
 Measured: the times of operator_times.py, where a GPU's clock may be set.
-Assumed of what is modelled: operators reach both ceilings, in FP32; none runs beside another; memory has a clock of its
-    own, which stays.
+Assumed of what is modelled: operators reach both ceilings, in FP32; they run one at a time; memory has a separate
+    clock, which stays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

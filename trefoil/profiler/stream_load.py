@@ -1,9 +1,10 @@
 """Drive one slice's Triton with streams: so many at once, each an answer of the family's mean length.
 
 A point of b streams is what a row of the profile says of a batch of b: the time of an answer of `tokens_mean` tokens
-beside b - 1 others. Prompts are those of the family's heldout.json (a list of texts, or of [prompt, answer]), else
-PROMPT_WORDS made-up words; each begins differently, so that no engine answers it from its prefix cache. Engines that
-can are set to go on to the last token; answers that end before are scaled to the mean length by their time per token.
+next to b - 1 others. Prompts are those of the family's heldout.json (a list of texts, or of [prompt, answer]), else
+PROMPT_WORDS made-up words. Each made-up prompt begins differently, so that no engine answers it from its prefix cache.
+Engines that can are set to go on to the last token. Answers that end before are scaled to the mean length by their time
+per token.
 """
 
 import json

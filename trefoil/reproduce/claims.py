@@ -1,10 +1,10 @@
 """Claims of a paper: each figure, table and number in `trefoil/reproduce/<paper>/claims.toml`, judged by kept results.
 
 A claim says where it stands, the paper's own number, the condition, our command and the place in what it left
-(`benchmarks/results`). Its verdict is `holds` (ours is within `within` of the paper's range), `direction holds` (on
-the paper's side of `neutral`, where the claim would be false), `differs`, which names its cause and the figure with the
-cause turned off, or `not played`. `verdict_of` judges again what the file states; a claim that is not played may have
-a path already, and has a verdict as soon as results hold it.
+(`benchmarks/results`). The verdict is `holds` where ours is within `within` of the paper's range. Where ours is on the
+paper's side of `neutral`, at which the claim would be false, it is `direction holds`. `differs` names its cause and the
+figure with the cause turned off. The fourth verdict is `not played`. `verdict_of` judges again what the file states. A
+claim that is not played may have a path already, and has a verdict as soon as results hold it.
 """
 
 import json

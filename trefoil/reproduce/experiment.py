@@ -3,7 +3,7 @@
 Source: CLOVER (SC 23) section 5.1: three applications, ten A100-40GB on five nodes, three 48 h traces, lambda 0.5.
 Deviations, all for the sake of comparing like with like:
 load   0.6 of what BASE's ten 7g slices answer, the same for every scheme. The public code measures BASE at a fifth of
-       the load of the others, which alone "saves" more than half; that row is printed apart, as the paper's method.
+       the load of the others. That alone "saves" more than half; the row is printed apart, as the paper's method.
 SLO    BASE's own p95 at that load, measured once per application and truth (seed), then fixed.
 C_base BASE's joules per request at that load x 250 g/kWh (the artifact's base intensity).
 sleep  schemes of the paper know no sleeping GPU; `exact` and `static_mix` do. Both are also shown with all GPUs awake.
@@ -62,10 +62,10 @@ def trace_of(name: str) -> str:
 class Experiment:
     """Experiment of a study. What is left out is as printed.
 
-    repository   model repository of the families; "" = the one that ships
-    trace        name of `TRACES`, or a CSV file of intensities
-    load         share of what BASE answers
-    policies     only these, next to BASE; empty: all schemes of the study
+    repository   model repository of the families; "" = the one that ships.
+    trace        name of `TRACES`, or a CSV file of intensities.
+    load         share of what BASE answers.
+    policies     only these, next to BASE; empty: all schemes of the study.
     """
 
     families: tuple[str, ...] = FAMILIES

@@ -1,8 +1,8 @@
 """Runs of a reproduction as values, and many of them side by side on all cores.
 
-A `Spec` and the sources that a run imports say everything that it depends on, so that its result can be kept on disk
-under a hash of both: what was interrupted continues where it was, and what another version played is played again. Runs
-are simulations (trefoil.simulator); their truth differs from the planners' estimate by the noise of the spec.
+A `Spec` and the sources that a run imports state everything that it depends on. So its result is kept on disk under a
+hash of both: what was interrupted continues where it was, and what another version played is played again. Runs are
+simulations (trefoil.simulator); their truth differs from the planners' estimate by the noise of the spec.
 """
 
 import ast
@@ -57,11 +57,11 @@ REPOSITORY: Final = SHIPPED / MODELS
 class Spec:
     """Spec of one run. `trace` is a file, or "" with a `constant_g_per_kwh`; neither: the synthetic curve that ships.
 
-    hours             of the trace; `speedup` of them pass in one simulated hour (load and moves run in simulated time)
-    variants, shapes  what the planner may use; empty: all
-    energy, latency   factors on the profile's active joules and service times, by slice type ("" = every one)
-    sleep    factor on what a sleeping GPU draws
-    repository  model repository of the family; "" = the one that ships
+    hours             of the trace; `speedup` of them pass in one simulated hour (load and moves run in simulated time).
+    variants, shapes  what the planner may use; empty: all.
+    energy, latency   factors on the profile's active joules and service times, by slice type ("" = every one).
+    sleep    factor on what a sleeping GPU draws.
+    repository  model repository of the family; "" = the one that ships.
     """
 
     family: str

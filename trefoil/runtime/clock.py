@@ -1,9 +1,9 @@
 """Clocks, the only place that reads time. Shells take a `Clock`; brains take `now_s` as a number.
 
 `now_s` is for humans and for values that cross machines; durations and leases are counted on `monotonic_s`. Services
-run on a `SteadyClock`, whose `now_s` no step of the wall clock moves, so that no difference of two such times is ever a
-step. Carbon is calendar time: who reads it shifts it by `calendar_ahead_s`. Stamps of other processes, whose clock may
-be another: trefoil/runtime/sightings.py.
+run on a `SteadyClock`, whose `now_s` no step of the wall clock moves. So no difference of two such times contains a
+step. Carbon is calendar time: its readers shift it by `calendar_ahead_s`. Stamps of other processes, whose clock may be
+another: trefoil/runtime/sightings.py.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Codec, the only converter between `trefoil.core` dataclasses, protobuf messages, bytes and canonical JSON.
 
 Reflective: the table below pairs classes, the fields pair by name. Proto field `x_at` (Timestamp) is dataclass field
-`x_at_s` (UTC seconds; 0.0 = unset); a sub-message is a dataclass, or when unset None (the empty dataclass where
-the field's type does not allow None); repeated is a tuple, map a dict; a device's type is written as its name.
+`x_at_s` (UTC seconds; 0.0 = unset). A sub-message is a dataclass. When unset it is None, or the empty dataclass where
+the field's type does not allow None. A repeated field is a tuple, a map a dict; a device's type is written as its name.
 Timestamps carry whole microseconds, which is as fine as a float of this century resolves.
 """
 

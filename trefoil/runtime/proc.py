@@ -1,7 +1,7 @@
 """Processes of this host by identity: a pid and when it started. A pid alone may belong to another process by now.
 
-A signal goes through a pidfd that was opened before the start time was compared, so that it can never reach a process
-that got the number afterwards.
+A signal goes through a pidfd that was opened before the start time was compared. So it can never reach a process that
+got the number afterwards.
 """
 
 import contextlib
@@ -115,8 +115,8 @@ def _fields(pid: int) -> list[bytes] | None:
 def owned_processes(identity: Identity, mark: str, also: Sequence[int] = ()) -> tuple[Identity, ...]:
     """Processes alive that belong to one that leads a session and carries `mark` in its environment.
 
-    Those of its session, while its number surely is its own; those that inherited the mark, wherever they went; and
-    those of `also` (the pids of its cgroups).
+    They are of its session (while its number surely is its own), or inherited the mark, wherever they went. Or they are
+    of `also` (the pids of its cgroups).
     """
     ours = identity.exists()
     return tuple(
@@ -200,8 +200,8 @@ def read_start_strings(pid: int, what: Literal["cmdline", "environ"]) -> bytes:
 
     In the middle of an exec the kernel shows neither: the new memory is there and not yet filled. Popen returns before
     it is. So what is empty is read again, for a second or so, unless it is empty for good. While the kernel copies the
-    variables, they begin and end at one address, as where there are none; it says where the code begins only after
-    (`load_elf_binary` in Linux's fs/binfmt_elf.c).
+    variables, they begin and end at one address, as where there are none. The kernel says only after that where the
+    code begins (`load_elf_binary` in Linux's fs/binfmt_elf.c).
     """
     for _ in range(EXEC_TRIES):
         try:

@@ -88,9 +88,9 @@ class RpcServer:
         """Turn unhealthy, let calls in flight finish within the grace, cancel the rest. Called again, before it has
         ended: the shorter grace counts.
 
-        grpc.aio's own `stop` promises the same, but a caller that comes to cancel the calls when another has just
+        grpc.aio's own `stop` promises this too. But a caller that comes to cancel the calls when another has just
         destroyed the server ends the process with signal 11 (grpcio 1.85, AioServer.shutdown). Hence one grace that
-        never ends and, once, none at all: these two cannot meet so.
+        never ends and, once, none at all: these two calls cannot collide.
         """
         if self._guarding is not None:
             self._guarding.cancel()

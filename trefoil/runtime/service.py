@@ -1,7 +1,7 @@
 """Life cycle of a process: components are initialised in order, run together, and shut down in reverse order.
 
-A `__main__.py` calls only `main(build)`. SIGTERM and SIGINT end it with exit code 0; an operating error prints one line
-and ends it with 2; a bug prints its traceback and ends it with 1. A component that drains states for how long
+A `__main__.py` calls only `main(build)`. SIGTERM and SIGINT end it with exit code 0. An operating error prints one line
+and ends it with 2. A bug prints its traceback and ends it with 1. A component that drains states for how long
 (`patience_s`). A second signal shortens the drain (`hurry`), a third one kills. Without a drain the second one kills.
 """
 

@@ -1,8 +1,8 @@
 """Judge of what Redis answers instead of a result, and of what stands at a key instead of its value.
 
-Whatever a call to Redis fails by becomes `StateUnavailable`. A value that its writer cannot have written (of another
-type, no message, too large, of another's name, from before 1970) is as good as lost: readers continue without it,
-and its writer writes it again.
+Every failure of a call to Redis becomes `StateUnavailable`. A value that its writer cannot have written is as good as
+lost: readers continue without it, and its writer writes it again. Such a value is of another type, not a message, too
+large, of another's name, or from before 1970.
 """
 
 import re

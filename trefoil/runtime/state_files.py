@@ -1,7 +1,7 @@
 """State files: what a service keeps on its disk, read back by one reader. docs/state.md lists them.
 
-A file that is missing begins empty. One that cannot be understood (torn, binary, of another shape, no regular file, too
-large) is set aside as NAME.bad with one warning, and its owner continues as docs/state.md says for it. One of a newer
+A file that is missing begins empty. One that cannot be understood (torn, binary, of another shape, not a regular file,
+too large) is set aside as NAME.bad with one warning. Its owner continues as docs/state.md says for it. One of a newer
 version is left untouched and refused by name. One that the disk does not give is neither: it may be whole.
 
 Version 1 is not written: an object with a number above VERSION under "version" is of a newer Trefoil.

@@ -1,9 +1,9 @@
 """A GPU driver without GPUs: handles, MIG placement rules, clocks and limits, with NVML's error codes.
 
 Pure state: no pynvml, no clock (`now_s` is set by its owner), no files. A refused call raises NvmlFault with the
-code that NVML documents for it. Handles are opaque integers that are never reused; a destroyed instance leaves a handle
-that is refused, and a handle of an earlier driver load is recognised (UNINITIALIZED), so a client notices that its
-driver went away. `calls` puts NVML's symbols over it, `machine` adds power, faults and time.
+code that NVML documents for it. Handles are opaque integers that are never reused. A destroyed instance leaves a handle
+that is refused. A handle of an earlier driver load is recognised (UNINITIALIZED), so a client notices that its driver
+went away. `calls` puts NVML's symbols over it, `machine` adds power, faults and time.
 """
 
 import uuid

@@ -1,10 +1,10 @@
 """True energy of one simulated GPU, split by slice and version, and what its sensors make of its power.
 
 Power is integrated tick by tick into the counter and into its true split. Each term is integrated on its own; none is
-computed as what the others leave. idle_j is the baseline while at least one slice serves; unallocated_j the baseline
-while none does, plus what a slice draws before it serves (start, warm-up) and what foreign processes draw; active_j the
-rest, per slice and version. A slice serves from the end of its process's first batch (the warm-up) to the end of the
-process.
+computed as what the others leave. idle_j is the baseline while at least one slice serves. unallocated_j is the baseline
+while none does, plus what a slice draws before it serves (start, warm-up) and what foreign processes draw. active_j is
+the rest, per slice and version. A slice serves from the end of its process's first batch (the warm-up) to the end of
+the process.
 
 Power sensors sample for a quarter of the time (GA100) or average over a second. Source: arXiv 2312.02741 (A100 samples
 25 ms of each 100 ms); nvml.h (instantaneous up to GA100, 1 s average later)."""

@@ -39,14 +39,14 @@ class FaultPlan:
     """Plan of faults; each call counts against every rule of its symbol. Same seed and calls, same faults.
 
     What has been seen on hardware, as rules:
-        plan("nvmlGpuInstanceDestroy", code=19, times=3)                      IN_USE three times, then done
-        plan("nvmlGpuInstanceDestroy", effect="pretend")                      success, but it stays
-        plan("nvmlGpuInstanceCreateComputeInstance", code=23)                 GPU instance made, compute instance not
+        plan("nvmlGpuInstanceDestroy", code=19, times=3)                      IN_USE three times, then done.
+        plan("nvmlGpuInstanceDestroy", effect="pretend")                      success, but it stays.
+        plan("nvmlGpuInstanceCreateComputeInstance", code=23)                 GPU instance made, compute instance not.
         plan("nvmlDeviceSetGpuLockedClocks", code=999)
-        plan("nvmlDeviceGetHandleByUUID", effect="delay", delay_s=10.0)
-        plan("*", effect="lose", after=7, index=0)                            lost after seven calls
+        plan("nvmlDeviceGetHandleByUUID", effect="delay", delay_s=10.0)       the answer is 10 s late.
+        plan("*", effect="lose", after=7, index=0)                            lost after seven calls.
         plan("*", effect="reload", after=7)
-        plan("nvmlGpuInstanceDestroy", code=19, times=100, probability=0.3)
+        plan("nvmlGpuInstanceDestroy", code=19, times=100, probability=0.3)   IN_USE by chance.
     A hidden client that holds an instance until it lets go is Interference.leak_handle.
     """
 

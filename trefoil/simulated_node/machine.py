@@ -3,12 +3,12 @@
 Synchronous and in-process, so that a test may own one. Time is an argument, never read:
 
     machine = Machine(devices=("A100-SXM4-40GB", "Tesla T4"))
-    with pynvml_on(machine.send): ...             # tests/support: the unmodified pynvml answers from it
-    machine.attach(4711, uuid)                    # a process on a MIG device or a whole GPU
+    with pynvml_on(machine.send): ...             # tests/support: the unmodified pynvml answers from it.
+    machine.attach(4711, uuid)                    # A process on a MIG device or a whole GPU.
     machine.advance(0.5, [Load(uuid, busy_s=0.2, variant="digits-l", density=0.9)])
-    machine.truth()                               # where the joules went
+    machine.truth()                               # Where the joules went.
     machine.faults.plan("nvmlGpuInstanceDestroy", code=19, times=3)
-    machine.reload()                              # the driver restarts
+    machine.reload()                              # The driver restarts.
 
 `interference` adds what others do to it, `node` processes with pace files, `node_server` the socket.
 """

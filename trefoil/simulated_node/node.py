@@ -1,6 +1,6 @@
 """A simulated node without its socket: a machine and the processes on it, advanced by `tick`.
 
-Once per tick each process's pace file tells how long each version computed; that becomes power, power becomes energy,
+Once per tick each process's pace file tells how long each version computed. That becomes power, power becomes energy,
 and energy is booked where it truly went. NVML sees the counter and the last tick's power; the split is for tests.
 """
 

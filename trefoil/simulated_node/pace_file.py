@@ -1,8 +1,8 @@
 """The driver's side of pace files: service times out, busy time in. The constants below are the layout.
 
 A pace file is mapped by the node and by every model that runs on a slice. The driver writes clock and service times
-under a sequence lock, of its whole catalogue, as a family may be loaded at any time; each instance of a model takes a
-slot of its own, pads each batch to a time drawn from the table and adds up there what it did.
+under a sequence lock. They are of its whole catalogue, as a family may be loaded at any time. Each instance of a model
+takes a separate slot, where it adds up what it did. It pads each batch to a time drawn from the table.
 """
 
 import mmap

@@ -4,8 +4,8 @@ Source: CARBONDIS, section IV-A and algorithm 1, lines 1-3: ACI = mean of the hi
 the current value added to the history. The paper does not say how far the history reaches; its figures fit `expanding`.
 Data: pieces [s_i, e_i) with value v_i that began before the current interval, as known at `as_of_s`.
 Formulation: ACI = sum v_i (e_i - s_i) / sum (e_i - s_i) over the window: `expanding` all of them; `30d` those of the
-last 30 days; `same_hour` those of the last 30 days that begin less than half an hour from the same time of day.
-Deviations: the mean is weighted by time, so that a change of resolution or a gap does not tilt it; there is no ratio
+last 30 days. `same_hour`: those of the last 30 days that begin less than half an hour from the same time of day.
+Deviations: the mean is weighted by time, so that a change of resolution or a gap does not tilt it. There is no ratio
 before `known_h` of the window's reach are known (24; 0 as printed: from the second interval on).
 A replay that runs `speedup` times as fast has days that are as much shorter on the wall clock.
 """

@@ -1,13 +1,13 @@
 """Change filter with hysteresis: which of a zone's readings watchers get, without flapping.
 
-Data: reading v [g/kWh], the last announced a, the direction d of the last announced change (0 = none yet), change ratio
-c, hysteresis h, floor f = 1 g/kWh under which a share of the value says nothing.
+Data: reading v [g/kWh], the last announced a, the direction d of the last announced change (0 = none yet). Also change
+ratio c, hysteresis h, and floor f = 1 g/kWh under which a share of the value says nothing.
 Decision: announce v or keep silent.
-Formulation: x = (v - a) / max(a, f). Announce when quality or rung differ from those last announced, whatever v is;
-when c = 0 and anything differs; else when |x| > c, or |x| > c + h where x has the other sign than d. What is announced
-becomes a, so that the band lies around it at once and the next change is measured from there.
-So a value that swings by less than c + h about a level is announced at most twice, however long it swings, while one
-that continues in its direction is announced at each further c.
+Formulation: x = (v - a) / max(a, f). Announce when quality or rung differ from those last announced, whatever v is, and
+when c = 0 and anything differs. Else announce when |x| > c, or |x| > c + h where x has the other sign than d. What is
+announced becomes a, so that the band lies around it at once and the next change is measured from there.
+So a value that swings by less than c + h about a level is announced at most twice, however long it swings. One that
+continues in its direction is announced at each further c.
 Deviations: CLOVER's 5 % trigger (h = 0) compares with the last announced value too, and fires at each turn.
 Stateless: what was announced last comes with the question.
 """

@@ -2,10 +2,11 @@
 
 Source: CLOVER (SC 23) section 5.1, as `controller/planners/base.py` plans it.
 Data: device types of the fleet, profile rows, metered time of each device, answers joined with it (`JoinedSample`).
-Formulation: joules = idle_w of each device x its metered time + answers x the energy line of the most accurate variant
-on the largest slice at the highest clock, the mean over the devices. Priced as what was metered (intensity x PUE).
-Deviations: BASE is taken to have answered whatever was answered, whether or not it could have carried the load.
-What no profile and no device type says is unknown, never 0.
+Formulation: joules = idle_w of each device x its metered time + answers x energy line. The line is that of the most
+accurate variant on the largest slice at the highest clock, as the mean over the devices. Joules are priced like metered
+ones (intensity x PUE).
+Deviations: BASE counts as having answered every answered request, whether or not it could have carried the load.
+Where a profile or a device type is missing, the model is unknown, never 0.
 """
 
 from collections.abc import Mapping, Sequence

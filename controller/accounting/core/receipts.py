@@ -2,19 +2,21 @@
 
 Data: energy samples of all devices, load windows of all dispatcher workers, profile rows.
 Formulation: rate(k) = profile(k) x ratio(k), for k = (slice, family, variant). profile(k) = request_j + item_j x items,
-the line through the smallest and the largest profiled batch at the device's clock; of a generative family token_j x
-tokens, that of one answer over its mean tokens. ratio(k) = metered active joules over estimated ones, both forgotten
-exponentially (`memory_s`). Both streams are joined sample by sample: the windows of
-the answers are cut at the borders of the sample, so that neither is counted over another time than the other; what was
-answered in a window was drawn half a service time earlier, or a load that begins would look more expensive than it is.
-A slice with fewer than `items_min` answers takes the ratio of its kind (device type, slice type, family, variant), else
-1. Where no profile is known the metered joules per item are the rate.
+the line through the smallest and the largest profiled batch at the device's clock. For a generative family profile(k) =
+token_j x tokens, where token_j is the joules of one answer over its mean tokens. ratio(k) = metered active joules over
+estimated ones, both forgotten exponentially (`memory_s`). Both streams are joined sample by sample. The answers'
+windows are cut at the borders of the sample, so that both streams cover the same time. Windows are shifted earlier by
+half a service time, when the energy of their answers was drawn. Without this shift, a load that begins would look more
+expensive than it is.
+A slice with fewer than `items_min` answered items takes the ratio of its kind (device type, slice type, family,
+variant), else 1. Where no profile is known the metered joules per item are the rate.
 A device that nothing meters has no rates: its energy is unknown, not 0.
-What was executed without an answer (its client had left, it failed) counts as answers do, in estimates and receipts.
-residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. What receipts of a
-(slice, family, variant) asked too little or too much is asked of the answers of the next `REPAID_S`, by at most a tenth
-more or less; what is beyond a tenth of `memory_s` is not made up for.
-Deviations: CONTRACTS section 4 prices at dispatch; here the answer is priced, for only then the variant is certain.
+Requests executed without an answer (the client had left, or the request failed) count as answers do, in estimates and
+receipts.
+residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. If receipts of a (slice,
+family, variant) asked too little or too much, answers of the next `REPAID_S` make it up. This changes a rate by at most
+a tenth. What is carried over is at most a tenth of the joules metered in `memory_s`; the rest is dropped.
+Deviations: CONTRACTS section 4 prices at dispatch. Here the answer is priced, because only then the variant is certain.
 """
 
 import math

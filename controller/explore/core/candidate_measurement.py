@@ -2,10 +2,10 @@
 
 Data: the load windows of all workers that began after the candidate was in place, the energy samples of all devices.
 Decision: a `Measurement`, or why a measurement has to be broken off.
-Formulation: latency, attainment and accuracy are those of `LoadWindows.measured_in`; the interval goes from the first
-window's start to the last one's end, and joules and grams are the part of every sample that is in it, idle and sleep
-included, over the requests answered in it. backlog = arrived - ended; p95 and backlog are bounded, so that a plan that
-cannot carry the load is left long before a request is lost.
+Formulation: latency, attainment and accuracy are those of `LoadWindows.measured_in`. The interval goes from the first
+window's start to the last window's end. Joules and grams are the part of every energy sample inside it, idle and sleep
+included, over the requests answered in it. backlog = arrived - ended. The p95 and the backlog are bounded, so that a
+plan that cannot carry the load is left long before a request is lost.
 Deviations: none.
 """
 

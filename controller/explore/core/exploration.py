@@ -1,14 +1,16 @@
 """Exploration on the running system: ask for a candidate, deploy it, measure it, tell, until the planner has decided.
 
 Source: CLOVER section 4.3 (candidates are evaluated on the live system); what protects serving meanwhile is ours.
-Phases: ASK -> DEPLOY -> ROLL (the ordinary rollout) -> SETTLE (load windows of before run out, what queued up drains)
--> MEASURE (until `requests_min` requests of every family that is asked for, or `measure_s`) -> METER (until the energy
-of that interval is known) -> tell, ASK again; BACK after a candidate that had to be left: to the plan before it.
-A candidate that cannot carry the load, or that no rollout reaches without falling below what the load needs, is told
-as a violation and never deployed. The queue's room is bounded from the first step of a rollout on, p95 and backlog
-once it has settled: beyond, the candidate is left and told as a violation. A step takes one tick; nothing here waits.
-Whatever ends an exploration (freeze, pin, mode, objective, loss, a lost lease) leaves a good plan in force: the one
-before it, or one that was measured within the SLO where the one before no longer suits.
+Phases: ASK -> DEPLOY -> ROLL (the ordinary rollout) -> SETTLE -> MEASURE -> METER -> tell the planner, ASK again.
+SETTLE waits until earlier load windows have run out and queued requests have drained. MEASURE ends at `requests_min`
+answers of every family that gets requests, or after `measure_s`. METER waits until the energy of that interval is
+known. BACK follows a candidate that had to be left, and restores the plan before it.
+A candidate is not deployed if it cannot carry the load, or if every rollout to it falls below what the load needs. The
+planner gets such a candidate back as a violation. The queue's room is bounded from the first step of a rollout on, p95
+and backlog once the rollout has settled. Beyond a bound, the explorer leaves the candidate and reports a violation. A
+step takes one tick; nothing here waits.
+Whatever ends an exploration (freeze, pin, mode, objective, loss, a lost lease) leaves a good plan in force. It is the
+plan before, or one measured within the SLO where the plan before no longer suits.
 """
 
 import json

@@ -1,11 +1,11 @@
 """Program of jobs: how many items of each lot run in which slot, on which pool, for the fewest grams.
 
 Source: ours. Data: jobs, slots, the time now. Result: device hours by lot, slot and pool; docs/jobs.md has formulas.
-Formulation: a linear program, but for the devices woken now, which are whole. Jobs that differ only in their
-deadline are one lot, and of each lot's work at least what is due by a deadline is done by then (earliest deadline first
-divides it among jobs), and nothing before it has arrived. A pool has the device seconds of its slot. Awake devices add
-active joules only; devices woken for jobs also idle and wake-up joules. Where not all can be in time, overdue device
-hours are the fewest first, by priority, and grams the fewest after that.
+Formulation: a linear program, except that the devices woken now are whole numbers. Jobs that differ only in their
+deadline are one lot. By each deadline at least the work of the lot that is due by then is done. Earliest deadline first
+divides this work among the jobs. No work is done before it has arrived. A pool has the device seconds of its slot.
+Awake devices add active joules only; devices woken for jobs also add idle and wake-up joules. Where not all work can be
+in time, overdue device hours are minimised first, by priority, and grams after that.
 """
 
 import math

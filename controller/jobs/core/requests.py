@@ -2,9 +2,10 @@
 
 Source: ours. Data: the slots of this zone and of peers that have begun, families by peer. Result: offers that
 dispatchers choose from, request by request.
-Formulation: joules of a request of one item, alone in its batch, times carbon and PUE of its zone. At home the mean of
-    the family's awake slices, by the requests that each could answer; in a zone that of its pools with time left whose
-    accuracy is not below the mean at home. Only `HEADROOM` of that time is offered: other zones may count on it too.
+Formulation: joules of a request of one item, alone in its batch, times carbon and PUE of its zone. At home they are the
+    mean of the family's awake slices, weighted by the requests that each could answer. In a peer zone they are the mean
+    of its pools with time left whose accuracy is not below the mean at home. Only `HEADROOM` of that time is offered:
+    other zones may count on it too.
 Deviations: idle joules are left out, since both zones keep their devices awake.
 """
 

@@ -86,8 +86,10 @@ def _fill(rooms: _Rooms, job: PendingJob, items: float) -> None:
 
 
 def evenly(jobs: Sequence[PendingJob], slots: Sequence[Slot], now_s: float) -> JobsPlan:
-    """Items at a constant rate until the deadline. What a slot has no room for is spread over those that follow; what
-    has no room before the deadline then runs as soon as it can.
+    """Items at a constant rate until the deadline.
+
+    Items that a slot has no room for are spread over the following slots. Items without room before the deadline run as
+    soon as there is room.
 
     Source: ours; knows the deadline, and nothing of carbon.
     """
@@ -157,10 +159,10 @@ class WaitAwhile(JobByJob):
 class CarbonScaler(JobByJob):
     """Steps of (hour, scale), the one with the most work per carbon first, until the job is done.
 
-    Source: Hanafy et al., CarbonScaler, POMACS 7(3), 2023, Algorithm 1. Deviations: every item scales alike, so that
-    each step of an hour has the same marginal capacity, which favours the rule; steps are chosen again with each
-    forecast, there after errors of 5 %; capacity is bounded. `joules`: per gram with the marginal joules of the
-    profile, as the authors' public code reads them from a profile of power.
+    Source: Hanafy et al., CarbonScaler, POMACS 7(3), 2023, Algorithm 1. Deviations: every item scales alike. Each step
+    of an hour thus has the same marginal capacity, which favours the rule. Steps are chosen again with each forecast;
+    the paper does so only after errors of 5 %. Capacity is bounded. `joules`: work per gram instead, with the marginal
+    joules of the profile. The authors' public code reads these from a profile of power.
     """
 
     def __init__(self, joules: bool = False) -> None:

@@ -1,12 +1,12 @@
 """Slots of the view's zone: carbon as forecast, and the device seconds that requests leave over.
 
 Source: ours. Data: a planner's view, loads to come. Result: slots from now on.
-Formulation: slices that stand serve jobs of their family with their variant, in batches of the largest size profiled,
-up to `FULL` of their time; requests take their rate times their time there. Devices asleep could serve any family with
-any variant that fits, whole. Slices that requests do not need at the 90 % line of their load form a pool of their own.
-`exact` puts them to sleep unless jobs use them, so their idle power counts as the jobs'. A load that is not given stays
-as it is now. Left out: generative families, families in stages, shared slices, CPUs, devices of other zones, silent
-nodes.
+Formulation: slices that stand serve jobs of their family with their variant, up to `FULL` of their time. The jobs run
+in batches of the largest size profiled. Requests take their rate times their time on such a slice. Devices asleep could
+serve any family with any variant that fits, whole. Slices that requests do not need at the 90 % line of their load form
+a separate pool. `exact` puts them to sleep unless jobs use them, so their idle power counts as the jobs'. A load that
+is not given keeps its present value. Left out: generative families, families in stages, shared slices, CPUs, devices of
+other zones, silent nodes.
 """
 
 import math

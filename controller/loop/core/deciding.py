@@ -284,9 +284,10 @@ class DecidingCore:
         return judge(view, trigger, wanted, self.control)
 
     def _is_news(self, view: PlanView, trigger: Trigger, verdict: Verdict) -> bool:
-        """Whether a decision is recorded and put in force. One that is taken each second is not when it only says again
-        what the last one said, or when it changes shares alone and a rollout is under way: that one continues, and
-        shares wait for its end.
+        """Whether a decision is recorded and put in force.
+
+        A decision that is taken each second is skipped if it only repeats the last one. It is also skipped if it
+        changes shares alone while a rollout is under way: the rollout continues, and shares wait for its end.
         """
         last, made, outcome = self.last_verdict, verdict.decision, verdict.outcome
         if trigger.cause != "tick" or last is None or made is None or made.next_tick_at_s > view.now_s + SOON_S:

@@ -3,9 +3,10 @@
 Source: DESIGN section 5 (modes of operation, Freeze, Pin, Rollback); rungs ours.
 Data: the view, the trigger, how far the controller may go (`ControlState`), a planner.
 Decision: `Verdict`. Nothing is numbered or written here.
-Formulation: rung 0 is the planner's plan; 1 its plan, degraded by a limit that it names; 2 the last good plan, as the
-planner found none or its plan breaks a rule of `Plan.check` or the fleet's watt cap. OBSERVE does not plan. ADVISE, a
-frozen and a pinned controller plan, predict the saving against what runs, and touch nothing.
+Formulation: rung 0 is the planner's plan. Rung 1 is its plan, degraded by a limit that it names. Rung 2 is the last
+good plan: the planner found no plan, or `check`, `check_power` (the fleet's watt cap) or `check_obeyed` refused it.
+OBSERVE does not plan. ADVISE, a frozen and a pinned controller plan, predict the saving against what runs, and touch
+nothing.
 Deviations: none.
 """
 

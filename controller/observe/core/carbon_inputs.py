@@ -5,11 +5,11 @@ Data: the reading in force, the last one on a rung that may be planned by, the f
 `carbon.rungs_refused`, `carbon.static_g_per_kwh`.
 Decision: `PlannableReading`, the reading to plan by and why not the one in force; a forecast, or one without bands that
 says why.
-Formulation: a reading on a refused rung starts no decision, and decisions that something else starts are made on the
-last reading of an allowed rung, however old: its own value, rung and times, with the reason. Where there never was one
-the configured value stands in, as something has to serve. A forecast is refused when it is of another series, issued in
-the future, or old: more than a share of what it looked ahead is over (so the rule is the same in a replay that runs
-fast). What is left of it is cut to what a budget looks ahead: every decision records its view.
+Formulation: a reading on a refused rung starts no decision. Other decisions then use the last reading of an allowed
+rung, however old: its own value, rung and times, with the reason. Without such a reading the configured value stands
+in, because serving needs a plan. A forecast is refused when it is of another series, issued in the future, or old. It
+is old when more than a share of what it looked ahead is over. This rule is the same in a replay that runs fast. What is
+left of a forecast is cut to what a budget looks ahead, because every decision records its view.
 Deviations: none.
 """
 

@@ -1,12 +1,12 @@
 """Load windows of the dispatchers: arrivals over time, latency, attainment, accuracy, budgets.
 
 Data: `LoadWindow`s of all workers, in any order. No I/O, no clock: `now_s` comes in.
-Formulation: arrivals go to bins of `bin_s` in proportion to the overlap (windows of different workers are not aligned);
-the newest bin that counts is the last one that every live worker has reported. SCV of the gaps: the index of dispersion
-of arrivals per window (for a renewal stream it tends to the SCV of its gaps), taken as 1 unless fewer than 1 in 100
-Poisson streams show it; from successive differences, so that a ramp does not pass for burstiness.
-slo_attainment = answered within the SLO / ended (rejected and failed are misses); accuracy = of the variants that
-answered.
+Formulation: arrivals go to bins of `bin_s` in proportion to the overlap, because windows of different workers are not
+aligned. The newest bin that counts is the last one that every live worker has reported. SCV of the gaps: the index of
+dispersion of arrivals per window, which for a renewal stream tends to the SCV of its gaps. It is 1 unless fewer than 1
+in 100 Poisson streams show such an index. It comes from successive differences, so that a ramp does not pass for
+burstiness. slo_attainment = answered within the SLO / ended (rejected and failed are misses). accuracy = mean accuracy
+of the variants that answered.
 Deviations: none.
 """
 

@@ -1,10 +1,10 @@
 """Refusals: places that agents refused for reasons that stand, kept until the reason is gone.
 
-Data: the agent's words; the statuses of nodes. A refused slice's place counts as taken, a refused device as closed, so
-that every planner plans around both as around what a status names itself.
-A refusal is forgotten when its agent reports the device otherwise than it did (instances, MIG mode, driver, boot), when
-another agent takes over, when a slice that could not be made serves, and after `retry_s`: a reason that no status shows
-may be gone. Pure.
+Data: the agent's words; the statuses of nodes. A refused slice's place counts as taken, and a refused device as closed.
+So every planner avoids both, like what a status itself reports as taken or closed.
+A refusal is forgotten when its agent reports the device otherwise than before (instances, MIG mode, driver, boot), or
+when another agent takes over. It is also forgotten when a slice that could not be made serves, and after `retry_s`. By
+then, a reason that no status shows may be gone. Pure.
 """
 
 from collections.abc import Iterable, Mapping

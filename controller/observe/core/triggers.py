@@ -5,21 +5,22 @@ tests with different patience, ours.
 Data: what the plan in force was made for (intensity, demand, capacity, objectives, devices), what is observed now.
 Decision: a `Trigger` or None.
 Formulation, in order of urgency:
-  start      there is no plan
-  loss       a device or slice of the plan is gone, out of service or failed for longer than `loss_hold_s`, or a device
-             came back; a place on one was taken by others, or is free again
-  objective  an objective's number differs from the plan's, or the fleet's watt cap does; a family is out of service
-  load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
-             p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
-  slo        attainment (latency, TTFT, TPOT) < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after
-             the last plan
-  scale      a governor is called up again at the top of its range; rested as slo
-  accuracy   of the answers < the objective's floor less `ACCURACY_SLACK`, held and rested as slo (where the mix follows
-             load, as with CLOVER's pull; policies that plan accuracy leave it out)
-  carbon     |intensity - planned| > ratio x planned (or x a fixed base, if one is set)
-  tick       the planner asked to be run again at this time
-`start`, `loss`, `objective` are never switched off; the others are when the policy's row does not name them (`tick`
-belongs to the planner).
+  start      There is no plan.
+  loss       A slice of the plan is gone or failed for longer than `loss_hold_s`. A device is gone or out of service, or
+             came back. A place on a device was taken by others, or is free again. A variant cannot be loaded, or can be
+             loaded again. No dispatcher reaches a device of a silent node.
+  objective  An objective's number or the fleet's watt cap differs from the plan's. A family is out of service.
+  load       At once: p90 demand > capacity of the plan, and the rate is significantly above what the plan expected.
+             Patiently, either way: p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`.
+  slo        Attainment (latency, TTFT, TPOT) < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after
+             the last plan.
+  scale      A governor at the top of its range wants capacity; rested as slo.
+  accuracy   Accuracy of the answers < the objective's floor less `ACCURACY_SLACK`, held and rested as slo. It is for
+             mixes that follow load, as with CLOVER's pull; policies that plan accuracy leave it out.
+  carbon     |intensity - planned| > ratio x planned (or x a fixed base, if one is set).
+  tick       The planner asked to be run again at this time.
+`start`, `loss`, `objective` and `tick` (which belongs to the planner) are never switched off. The others are off unless
+the policy's row names them.
 Deviations: CLOVER compares with the intensity at the last optimisation; `carbon_base_g_per_kwh` > 0 fixes the base.
 """
 

@@ -1,10 +1,10 @@
 """Devices of silent nodes that no dispatcher reaches: their slices serve nothing, and plans leave them out.
 
 A node whose agent alone is gone continues to serve: its status is stale, nothing moves there, and what it serves
-counts. Where every dispatcher that lives has ejected every slice of a device that it sends requests to, with all of its
-models, the device is taken for lost, and where that holds for all that requests are sent to on that node, the whole
-node; they stay so until the node reports again: what it runs by then is of its own status, and it takes part in the
-next plan. Slices without requests prove nothing.
+counts. A device counts as lost if every live dispatcher has ejected, with all models, each of its slices that gets
+requests. If that holds for all devices of the node that get requests, the whole node counts as lost. Lost devices stay
+so until the node reports again. Then the node's status says what it runs, and the node takes part in the next plan.
+Slices without requests prove nothing.
 """
 
 from collections.abc import Sequence, Set

@@ -2,9 +2,9 @@
 
 Source: CLOVER section 4.2, definition 1. Two configurations that put the same variants on the same slice types are one
 graph, whichever GPU holds what: MIG isolates slices. Slice vertices carry their device type, for mixed fleets.
-Graph edit distance: edges and weights only, as all graphs share their vertices; one edit changes a weight by one, so
-that it is the Manhattan distance of the weights. CLOVER's examples: (i) to (ii) of Fig. 7: 8; another variant on one
-slice: 2; a copy moved to another slice type: 2.
+Graph edit distance: edges and weights only, as all graphs share their vertices. One edit changes a weight by one, so
+the distance is the Manhattan distance of the weights. CLOVER's examples: (i) to (ii) of Fig. 7: 8; another variant on
+one slice: 2; a copy moved to another slice type: 2.
 """
 
 from collections import Counter

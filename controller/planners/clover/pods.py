@@ -1,15 +1,17 @@
 """Pods: which devices serve which family, what stands on them as a configuration, and from setups to a plan.
 
 Source: CLOVER section 5.1 (separate pods of servers, each serving one application), 4.2 (additivity).
-Data: a `PlanningInput`. Decision: none; families take the devices in turn, as BASE does, or as many as `pod_devices`
-says, and keep those that they stand on, whatever comes or goes: a pod that changed hands would load every model again.
+Data: a `PlanningInput`. Decision: none. Families take the devices in turn, as BASE does, or as many as `pod_devices`
+says. They keep the devices that they stand on, whatever comes or goes: a pod that changed hands would load every model
+again.
 Formulation: standardised, the centre is the graph of one device whose copies are nearest to what runs (graph edit
-distance), so that devices that join or leave change the number of copies only. On the fleet graph, devices that stand
-in a legal configuration bring their edges, and every other device those of the most common one among them.
-Placement of a setup (CLOVER leaves it open): per device type a min-cost flow from classes of like devices to
-configurations, an arc costs the slices that it does not keep; per device the legal placement that keeps most; per slice
-type, variants first where they run. Each of the three is exact, not all of them together.
-Deviations: devices of a silent node stay as they are and are not part of a pod.
+distance). So devices that join or leave change the number of copies only. On the fleet graph, a device that stands in a
+legal configuration brings its edges. Every other device brings the edges of the most common legal device.
+Placement of a setup (CLOVER leaves it open) has three steps. Per device type, a min-cost flow leads from classes of
+like devices to configurations; an arc costs the slices that it does not keep. Per device, the legal placement that
+keeps most is taken. Per slice type, variants go first where they run. Each of the three is exact, not all of them
+together.
+Deviations: devices of a silent node keep what they host and are not part of a pod.
 """
 
 from collections import Counter, defaultdict
@@ -123,8 +125,11 @@ def _edges(device: Device, family: str) -> list[Edge]:
 
 
 def pods_of(inputs: PlanningInput, standardised: bool) -> tuple[Pod, ...]:
-    """Pods of a fleet, one per family that has an objective and at least one device. Devices with an engine are of the
-    family that it serves; the others are dealt to families that have no engine, or to all where each has."""
+    """Pods of a fleet, one per family that has an objective and at least one device.
+
+    Devices with an engine go to the family that the engine serves. The others are dealt to families without an engine,
+    or to all where each has one.
+    """
     devices_ = sorted((d for d in inputs.devices if not d.frozen), key=lambda device: device.type.name)
     engines: dict[str, list[Device]] = {task.family: [] for task in inputs.tasks}
     for device in devices_:

@@ -1,13 +1,13 @@
 """Estimate of a configuration by its profile: one FIFO that every free slice pulls from, request by request.
 
-Source: CLOVER section 4.3 (a consumer hands the head of the queue to a free instance), so that the mix of variants
-follows speed and load; `trefoil.core.queueing.serve_fifo` is the same rule for one mix.
+Source: CLOVER section 4.3 (a consumer hands the head of the queue to a free instance). So the mix of variants follows
+speed and load; `trefoil.core.queueing.serve_fifo` is the same rule for one mix.
 Data: service time, active joules and accuracy of every class (variant on slice type of device type), rate, SCV of gaps.
 Result: `Outcome`: joules per request with the idle power of every device of the pod, accuracy of the variants that
 answered, tail latency. Configurations are compared on the same arrivals and the same service times (common random
-numbers), so that an estimate is a pure function of profile and load.
-Deviations: a standardised pod of more than `DEVICES_MAX` devices is served at that size and at its share of the rate;
-what larger pools gain in waiting is left out, so that latency errs on the safe side.
+numbers). So an estimate is a pure function of profile and load.
+Deviations: a standardised pod of more than `DEVICES_MAX` devices is served at that size and at its share of the rate.
+The gain of larger pools in waiting is left out, so that latency errs on the safe side.
 """
 
 import zlib

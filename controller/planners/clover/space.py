@@ -1,15 +1,15 @@
 """Space of configurations: what is realisable, what is near, what is drawn at random.
 
-Source: CLOVER section 4.2 (neighbours within a graph edit distance of 4; edges disabled where memory does not fit);
-its artifact, where every GPU takes the same partition and models ("standardised", also the paper's ORACLE).
+Source: CLOVER section 4.2 (neighbours within a graph edit distance of 4; edges disabled where memory does not fit). Its
+artifact, where every GPU takes the same partition and models ("standardised", also the paper's ORACLE).
 Data: the devices of a pod by type, the variants of its family.
-Formulation: a `Setup` says how many devices take each configuration and which graph results; only such compositions
-are realisable. Standardised: the graph of one device per type, of which every device is a copy; its space is
-enumerated (1,282 graphs for four variants on an A100). A neighbour comes from raw draws: partition and variants at
-random until the graph is within the distance, so that a graph of many raw points is drawn more often. Deviations by
-setting: all graphs within the distance alike, or by how the known graphs near them keep the SLO (`slo_chance`).
-Fleet graph: at most two devices take another configuration and at most two copies another variant, drawn at random
-and kept if the distance is within the threshold.
+Formulation: a `Setup` says how many devices take each configuration and which graph results; only such compositions are
+realisable. Standardised: the graph of one device per type, of which every device is a copy. This space is enumerated
+(1,282 graphs for four variants on an A100). A neighbour comes from raw draws: partition and variants at random until
+the graph is within the distance. So a graph of many raw points is drawn more often. Deviations by setting: all graphs
+within the distance alike, or by how the known graphs near them keep the SLO (`slo_chance`).
+Fleet graph: at most two devices take another configuration and at most two copies another variant. Both are drawn at
+random and kept if the distance is within the threshold.
 Deviations: every slice hosts a copy, as in CLOVER; a configuration with a slice in which no variant fits is left out.
 """
 
@@ -257,8 +257,8 @@ class Space:
     ) -> Setup | None:
         """Neighbour within the distance that is not seen yet; None when there is none, or none is found.
 
-        `raw`: the first of raw draws that is near. Else a standardised neighbour is drawn from all near ones by how the
-        known graphs near it keep the SLO (`slo_kept`), and by what the `surrogate` says it may be worth.
+        `raw`: the first of raw draws that is near. Otherwise a standardised neighbour is drawn from all near ones. Its
+        weight is its chance to keep the SLO, by the known graphs near it (`slo_kept`), times the `surrogate`'s factor.
         """
         if self.standardised and not raw:
             near = [s for s in self.neighbourhood(centre) if s.key not in seen]

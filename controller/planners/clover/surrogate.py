@@ -2,13 +2,13 @@
 
 Source: ours (preset `guided`); CLOVER draws neighbours at random. A proposal only: what counts is what is measured.
 Data: outcomes of known graphs, each variant's MACs and accuracy, compute slices, idle power and rate of the pod, SLO.
-Formulation: a copy of variant v on a slice with c compute slices takes t = tau MACs_v^g / c^d for a request and active
-joules that are proportional to c t. In a FIFO that every free copy pulls from, a copy's share of the requests is 1 / t
-over the sum of those; the tail latency is the t of the edge at that quantile of the shares. tau, g and d: ridge
-regression of log(tail) over the known graphs towards the square root of the MACs and 3/4 of the slices; joules: least
-squares in one factor. From these come accuracy, joules and f (Eq. 3), utilisation and tail of any graph. The better of
-two neighbours is drawn exp(df / 1 %) times as often, the scale on which Eq. 7 begins, times the logistic chances that
-the tail keeps the SLO and that the copies suffice for the rate.
+Formulation: a copy of variant v on a slice with c compute slices takes t = tau MACs_v^g / c^d for a request. Its active
+joules are proportional to c t. In a FIFO that every free copy pulls from, a copy's share of the requests is 1 / t over
+the sum of all 1 / t. The tail latency is the t of the edge at that quantile of the shares. tau, g and d: ridge
+regression of log(tail) over the known graphs towards the square root of the MACs and 3/4 of the slices. Joules: least
+squares in one factor. These give accuracy, joules and f (Eq. 3), utilisation and tail of any graph. The better of two
+neighbours is drawn exp(df / 1 %) times as often, the scale on which Eq. 7 begins. The logistic chances that the tail
+keeps the SLO and that the copies suffice for the rate multiply this.
 """
 
 from collections.abc import Mapping, Sequence

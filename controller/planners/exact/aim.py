@@ -1,9 +1,9 @@
 """Aim of the program by an objective's type: a price of accuracy and a target, with the reason.
 
 budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
-In every mode accuracy has at least the price at which all that there is above the target costs `NEARLY_FREE` of the
-least joules above sleep: where it costs nothing, the most accurate plan is the best, and no plan is more expensive than
-that for it.
+In every mode accuracy has a least price. At this price, all accuracy above the target costs `NEARLY_FREE` of the least
+joules above sleep. So where accuracy costs nothing, the most accurate plan is the best, and for accuracy no plan costs
+more than that share.
 Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.
 """
 

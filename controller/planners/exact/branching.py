@@ -1,14 +1,14 @@
 """Search for a plan of few devices: one mix per family (`mixes.py`) on the slices that the devices offer.
 
 Formulation (Dantzig-Wolfe by family; branch and price):
-  min awake power + sum(cost_m l_m) + moves / H, where l_m in {0, 1} says whether a family has mix m
-  sum l_m = 1 per family; per slot: slices of chosen mixes <= slices of chosen configurations; devices, wake-ups,
-  starts, spread and the cap of watts as in `program.py`
+  min awake power + sum(cost_m l_m) + moves / H, with l_m in {0, 1}: whether a family has mix m.
+  sum l_m = 1 per family. Per slot: slices of chosen mixes <= slices of chosen configurations.
+  Devices, wake-ups, starts, spread and the cap of watts are those of `program.py`.
 A node is a linear program; its mixes are priced in by one look at all of them. Branches, in this order: devices awake
-in a place, those at a clock, those in a configuration, slices of a class. The node with the lowest bound is next, from
-it down the side that takes more; from some nodes a dive rounds all that is left. Where that leaves a gap, an integer
-program chooses among the mixes of all families that cost least more at the prices of the lowest node whose devices
-awake are whole.
+in a place, those at a clock, those in a configuration, slices of a class. The node with the lowest bound is next; from
+it the search goes down the side that takes more. From some nodes a dive rounds all that is left. Where that leaves a
+gap, an integer program chooses among the mixes of all families with the lowest reduced costs. Their prices are those of
+the lowest node whose numbers of awake devices are whole.
 Deviations: mixes have two classes at most, see `mixes.py`. Nodes bound the work, so that a decision replays.
 """
 
@@ -77,8 +77,8 @@ class MixedPlan:
 
 
 class Kept(NamedTuple):
-    """What a branch keeps of a family's mixes: those with so many slices of one class (index in `columns`), or, with
-    `ONE_MIX` or `OTHER_MIX` for the class, the mix of that index or every other one."""
+    """What a branch keeps of a family's mixes: those with so many slices of one class (index in `columns`). With
+    `ONE_MIX` for the class it keeps the mix of that index, with `OTHER_MIX` every other one."""
 
     family: int
     column: int

@@ -2,8 +2,9 @@
 
 Data: a solution, whose clock of each device carries the high quantile of the demand within the SLO.
 Decision: per device the lowest clock at which the same slices carry the mean of what the solution gives them.
-Formulation: every class on devices of one type, zone and clock has, at the lower clock, a capacity of at least its
-    traffic times mean over high quantile. Slices that families share keep their clock: their law is of both.
+Formulation: the lowest clock has to carry every class on devices of one type, zone and clock. A class needs a capacity
+    there of at least its traffic times mean over high quantile. Slices that families share keep their clock, because
+    the law of interference depends on both.
 """
 
 from collections.abc import Mapping

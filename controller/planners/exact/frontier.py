@@ -1,15 +1,15 @@
 """Frontier of cost over accuracy, and the price of accuracy for a budget over a window.
 
-Source: DESIGN section 4, mode budget. The window's problem is: over intervals i with weight w_i and intensity CI_i,
-  min sum_i w_i CI_i P(A_i)   subject to   sum_i w_i A_i >= required mean,
-where P is the power of the cheapest plan of accuracy A. On the lower convex hull of (A, P) it is solved by buying
+Source: DESIGN section 4, mode budget. The window's problem, over intervals i with weight w_i and intensity CI_i, is:
+  min sum_i w_i CI_i P(A_i)   subject to   sum_i w_i A_i >= required mean.
+P is the power of the cheapest plan of accuracy A. On the lower convex hull of (A, P) the problem is solved by buying
 accuracy where it is cheapest: the step from hull point j to j + 1 costs CI_i * slope_j per unit. The last step bought
 is the window's dual, the price; it also says what accuracy the current interval has to reach.
-Data: the frontier at the current demand; the distribution of intensity (a forecast, else what was seen); the budget,
-and the requests of each hour of the day where a whole day is known: weights w_i are the requests of an interval then.
+Data: the frontier at the current demand; the distribution of intensity (a forecast, else what was seen); the budget.
+Where a whole day is known, also the requests of each hour of the day: weights w_i are the requests of an interval then.
 A fleet without end, where counts may be fractions, has a frontier that needs no solve (`endless`): each class costs its
 energy and its part of a device that is always busy.
-Deviations: an interval of another demand is taken to have the frontier of the current one, per request; before a day is
+Deviations: an interval of another demand is taken to have the frontier of the current one, per request. Before a day is
 known the rest of the window is taken to have the current demand. The budget spent corrects both tick by tick.
 """
 
@@ -222,9 +222,9 @@ def distribution(
 
     Weights are seconds, times the load of that hour of the `day` over its mean.
 
-    The present reading counts to the end of its interval. A forecast counts from there on as far as it reaches; where
-    it ends before the window does, or has gaps, the intensities seen stand for the rest. Without one the present counts
-    as long again as a decision takes to change.
+    The present reading counts to the end of its interval. A forecast counts from there on as far as it reaches. Beyond
+    its end and in its gaps, the intensities seen stand for the rest. Without a forecast the present counts for
+    `reaction_s` more, as long as a decision takes to change.
     """
     now = max(view.carbon.intensity_g_per_kwh, 0.0)
     bands, source = _ahead(view, left_s)

@@ -1,12 +1,12 @@
 """Mixes of a family: one class of slices or two that serve its whole demand within its floor.
 
-Data: a `Problem`, an `Aim`, one task. A choice is a class with a number of slices, which is a pool of known capacity; a
+Data: a `Problem`, an `Aim`, one task. A choice is a class with a number of slices, which is a pool of known capacity. A
 mix is one choice or two of different classes, with the cheapest split of the demand that keeps the floor.
-A plan of few devices is one mix per family on slices that the devices offer, and nothing in it but the devices couples
-families. Everything that a pool does to a class is thus inside a mix, where it costs no integer variable: the pools'
-steps, the split, the floor, replicas, models to load. All mixes of a family are a few ten thousand numbers.
-Deviations: plans with three classes of one family are not among them, so that no bound of a search among mixes is
-proven; `Mixes.lowest_w` is, with any number of classes.
+A plan of few devices is one mix per family on slices that the devices offer, and only the devices couple families.
+Everything that a pool does to a class is thus inside a mix, where it costs no integer variable: the pools' steps, the
+split, the floor, replicas, models to load. All mixes of a family are a few ten thousand numbers.
+Deviations: plans with three classes of one family are not among them, so that a bound of a search among mixes is not
+proven. `Mixes.lowest_w` is a proven bound, with any number of classes.
 """
 
 import math

@@ -224,8 +224,8 @@ def layouts_of(group: Group) -> list[tuple[Configuration, int]]:
 def value_lambda(task: Task, intensity: float, base_j: float, base_accuracy: float, base_intensity: float) -> float:
     """CLOVER Eq. 3 as a price of accuracy [J].
 
-    max l * (1 - CI * e / C) + (1 - l) * (A / A_base - 1), C = base_j * base_intensity, is, times rate * C / (l * CI),
-    min power - value * rate * A with value = (1 - l) * C / (l * CI * A_base).
+    Eq. 3 is max l * (1 - CI * e / C) + (1 - l) * (A / A_base - 1), with C = base_j * base_intensity. Times rate * C /
+    (l * CI) it is min power - value * rate * A. Here value = (1 - l) * C / (l * CI * A_base).
     """
     weight = task.objective.lambda_weight
     assert 0 <= weight <= 1

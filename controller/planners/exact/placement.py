@@ -1,10 +1,10 @@
 """Mapping of counts to devices and placements, keeping what runs.
 
-Source: DESIGN section 4. Devices that look alike (type, zone, clock, state, slices) form one class, so that the network
-has as many nodes as there are classes and configurations, whatever the number of GPUs; inside a class the order of
-names decides.
+Source: DESIGN section 4. Devices that look alike (type, zone, clock, state, slices) form one class. So the network has
+as many nodes as there are classes and configurations, whatever the number of GPUs. Inside a class the order of names
+decides.
 Data: devices per configuration and slices per variant (`Solution`), what runs.
-Decision: which devices take which configuration at which starts, which slice hosts which variant, who sleeps.
+Decision: which devices take which configuration at which starts, which slice hosts which variant, which devices sleep.
 Formulation: 1 min-cost flow from device classes to configurations (and to sleep); an arc costs the joules of waking and
 of what it fails to keep. 2 inside a device the position-aware placement that keeps most. 3 per slice type, variants go
 first to slices that run them, then by device with the fewest slices, so that a family spreads.

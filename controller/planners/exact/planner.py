@@ -3,10 +3,11 @@
 Source: DESIGN section 4; docs/policies.md. The program is `model.py`, its aim `aim.py` and `frontier.py`, the way to
 devices `placement.py`, what happens when nothing fits `relaxation.py`.
 Data: a `PlanView`. Decision: variants, MIG configurations, sleeping devices and shares, in one program.
-Formulation: aim -> solve -> check with the request-level kernel (a class that fails is scaled by 0.95, at most 4
-rounds) -> map to devices -> keep what runs, if the real price of moving exceeds what the move gains -> check that the
-rollout is possible, else solve again with configurations pinned. The kernel serves every class on its own: the split
-by weight makes classes independent, and a small class would see too few requests of a common stream to judge a tail.
+Formulation: aim -> solve -> check with the request-level kernel -> map to devices -> keep what runs -> check that the
+rollout is possible. A class that fails the kernel's check is scaled by 0.95, at most 4 rounds. What runs is kept if the
+real price of moving exceeds what the move gains. If the rollout is not possible, the planner solves again with
+configurations pinned. The kernel serves every class separately: the split by weight makes classes independent, and a
+small class would see too few requests of a common stream to judge a tail.
 Deviations: none. Pure: equal views give equal plans; the kernel draws from a separate seed.
 """
 

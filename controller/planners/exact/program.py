@@ -2,21 +2,22 @@
 
 Source: DESIGN section 4. Data, aim and answer: `model.py`. A place is a device type in a zone; a slot is a slice type
 of a place at a clock.
-Decision: y[g, c, f] devices of group g in configuration c at clock f; x[k, t] slices of class k = (family, place, slice
-type, variant, clock) in pool tier t; r[k] traffic [1/s].
+Decision: y[g, c, f] devices of group g in configuration c at clock f. x[k, t] slices of class k = (family, place, slice
+type, variant, clock) in pool tier t. r[k] traffic [1/s].
 Formulation (watts, weighed with the carbon of their zone):
   min baseline and sleep power + sum(energy_k * r_k + running_k * x_k)
-  + moves / H + value * sum((best - accuracy_k) * r_k)   so that
-  sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep; classes that share slices
-    have as many of them, and count once
-  n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t slope_kt * x[k, t] - less_kt * b[k, t]
-    (a tier of one number of slices is its b alone: x = n_t b, r_k <= min(capacity, demand) b)
-  sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
-  where the fleet has a cap: baseline and sleep power + sum(alone_k * r_k) <= cap, at the mean (all r_k in a shortage)
-  sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price
-  sum x >= replicas, sum y >= spread, sum y >= awake_min; sum y = devices awake per place, whole
-  what whole slices imply and fractions do not: a family has a class as accurate as its floor; it has two, unless one
-    that accurate serves all of its demand
+  + moves / H + value * sum((best - accuracy_k) * r_k)   so that:
+  sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep. Classes that share slices
+    have as many of them, and count once.
+  n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1.
+  r_k <= sum_t slope_kt * x[k, t] - less_kt * b[k, t].
+    (A tier of one number of slices is its b alone: x = n_t b, r_k <= min(capacity, demand) b.)
+  sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean).
+  Where the fleet has a cap: baseline and sleep power + sum(alone_k * r_k) <= cap, at the mean (all r_k in a shortage).
+  sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price.
+  sum x >= replicas, sum y >= spread, sum y >= awake_min; sum y = devices awake per place, whole.
+  What whole slices imply and fractions do not: a family has a class as accurate as its floor. It has two, unless one
+    that accurate serves all of its demand.
   moves: slices started, models loaded, devices woken beyond what runs now, each with its joules.
 `value` is the price of accuracy [J per request and unit of accuracy]: intensity multiplies every joule alike, so all
 modes reduce to it: budget: price / intensity; instant: 0 with a target; lambda: CLOVER Eq. 3 (`value_lambda`).

@@ -1,24 +1,25 @@
 """Relaxation of objectives that no plan meets: joint targets first, then a ladder of what gives.
 
 Joint targets (mode budget): a window's accuracy is owed over the window, and its price says what is worth paying now.
-Every family's target (`aim.py`) comes from its own frontier, on which the others have no more than their hard minimum;
-two families that want the most of it in the same clean hour may ask for more than the fleet has. Then the program is
-solved with a price on what lacks of a target instead of the target, as high as the price of accuracy itself. What that
-plan reaches are the targets; what lacks, the window's budget owes later. Hard minima and floors of other modes stay.
+Every family's target (`aim.py`) comes from its own frontier, where the other families have no more than their hard
+minimum. Two families that want the most accuracy in the same clean hour may ask for more than the fleet has. Then the
+program has a price on missing accuracy instead of a target. This price is as high as the price of accuracy itself. The
+accuracies of that plan become the targets; the window's budget owes the rest later. Hard minima and floors of other
+modes stay.
 Source: DESIGN section 4, mode budget.
 
 A cap of the fleet's watts does not give: where a plan would be possible without it, `watt_cap` says what the least one
 needs, and the plan in force stays.
 
 The ladder where those cannot be met, first match wins; its names are what `Decision.degraded` starts with:
-  slo_out_of_reach        nothing in the fleet is fast enough even when idle: the fastest is aimed at instead
-  accuracy_out_of_reach   nothing that meets the SLO is accurate enough: the most accurate is aimed at instead
-  short_of_capacity       the fleet cannot serve this demand within SLO and floor: all of it is served (its mean, where
-                          the peak is too much), with as large a share within the SLO as every class can reach; where
-                          not even slices that are always busy serve it all: as much as can be served within the SLO,
-                          and full queues refuse of the rest
-With a plan in force the first two keep it (the objective is at fault, not the plan); so does the last, unless another
-plan serves more. With nothing running, the closest plan is taken.
+  slo_out_of_reach        nothing in the fleet is fast enough even when idle: the fastest is aimed at instead.
+  accuracy_out_of_reach   nothing that meets the SLO is accurate enough: the most accurate is aimed at instead.
+  short_of_capacity       the fleet cannot serve this demand within SLO and floor. All of it is served, with as large a
+                          share within the SLO as every class can reach. Where the peak is too much for slices that are
+                          always busy, the mean is served instead. Where the mean is too much too, as much as possible
+                          is served within the SLO. Full queues refuse the rest.
+With a plan in force the first two keep it (the objective is at fault, not the plan). The last keeps it too, unless
+another plan serves more. With nothing running, the closest plan is taken.
 """
 
 import math

@@ -1,16 +1,17 @@
 """Reuse of solutions: a program that was solved before, or one between programs that were, needs no new search.
 
-Source: linear programming folklore. For a fixed fleet and demand, f(v, t) = the least cost at a price of accuracy v and
-a target t is concave in v (a minimum of straight lines) and never falls with t. So on a grid of prices and targets,
-solved once each without the price of moves, f at the lower target, interpolated between two prices, is a bound that no
-plan beats, whatever runs now.
-Data: `Problem`, `Aim` of one family. Decision: counts. Formulation: the plans of the grid points around an aim, their
-traffic split again for this very aim, with the moves that they take; the best of them is the answer if it is proven to
-be within `WITHIN` gaps of the bound; else the program is solved.
+Source: linear programming folklore. f(v, t) is the least cost at a price of accuracy v and a target t, for a fixed
+fleet and demand. It is concave in v (a minimum of straight lines) and never falls with t. The points of a grid of
+prices and targets are solved once each, without the price of moves. Then f at the lower target, interpolated between
+two prices, is a bound that no plan beats, whatever runs now.
+Data: `Problem`, `Aim` of one family. Decision: counts. Formulation: candidates are the plans of the grid points around
+an aim, their traffic split again for this very aim, with the moves that they take. The best of them is the answer if it
+is proven to be within `WITHIN` gaps of the bound. Otherwise the program is solved.
 `split` is the program of `program.py` with its integers fixed: one linear program per family with one coupling
-constraint, min sum cost_k r_k subject to sum r_k = demand, sum (accuracy_k - floor) r_k >= 0, 0 <= r_k <= capacity_k,
-solved by its multiplier: at the smallest price of accuracy at which filling classes by cost less price times accuracy
-meets the floor, the two fillings of equal price that are below and above it are mixed to meet it exactly.
+constraint. It is min sum cost_k r_k subject to sum r_k = demand, sum (accuracy_k - floor) r_k >= 0, 0 <= r_k <=
+capacity_k. Its multiplier solves it: the smallest price of accuracy at which filling classes by cost less price times
+accuracy meets the floor. Two fillings of equal price are below and above the floor there; they are mixed to meet it
+exactly.
 Everything remembered is a function of its key alone, so that a decision does not depend on those before it.
 Deviations: only for one family on many devices (`DEVICES_MIN`): there a search takes longer than the grid saves.
 """

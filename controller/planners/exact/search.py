@@ -2,12 +2,12 @@
 and a restriction.
 
 Data: a `Problem` and an `Aim`. Decision: the counts of `program.py`. Formulation:
-  few devices (`FEW`), several families: the best plan of mixes (`branching.py`), from which the whole program starts;
-    it has only to prove that there is nothing better, without the configurations that no better plan has.
+  few devices (`FEW`), several families: the whole program starts from the best plan of mixes (`branching.py`). It has
+    only to prove that there is nothing better, without the configurations that no better plan has.
   1 relaxation: a linear program in which every slice counts at the rate of the largest pool and counts are fractions.
     Its optimum is a bound that no plan beats; its prices say which classes and configurations a plan may need.
   2 restriction: the mixed-integer program over those alone. In a large fleet pools are large and fractions of a device
-    do not matter, so that it meets the bound; classes that fill the top tier many times over have that tier only.
+    do not matter, so that it meets the bound. Classes that fill the top tier many times over have that tier only.
   3 where it does not: the whole program, without the choices whose price there exceeds the gap: no better plan makes
     them. In a small fleet a fraction of a device is much, and only this proves anything.
 The best plan found is the answer, with the gap to the best bound. Nodes bound the work, so that a decision replays.

@@ -2,8 +2,8 @@
 
 Source: InfAdapter (Salmani et al., EuroMLSys 23), sections 3 and 5: linear regression over a few sizes instead of
 profiling all. Data: profile rows of CPU slices, the SLO. Result, by least squares:
-  th(n) = slope x n + intercept   requests/s that a slice of n cores answers within the SLO
-  p(n)  = flat + falling / n      latency [ms] at the SLO's quantile of a request alone
+  th(n) = slope x n + intercept   requests/s that a slice of n cores answers within the SLO.
+  p(n)  = flat + falling / n      latency [ms] at the SLO's quantile of a request alone.
 A size's th is its operating point (`columns.operating_point`).
 Deviations: p is a line in 1 / n, not in n: below one core a request takes its core seconds over the quota, above it one
 core. Gaps are Poisson: a capacity is the profile's, not the load's of now.

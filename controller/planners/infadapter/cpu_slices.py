@@ -2,10 +2,10 @@
 
 Data: devices that are CPUs, what runs there, sizes in units of `core_step` (1 or more: ranges of pinned cores; below 1:
 quotas). Decision: where a slice lies, and the complete plan.
-A slice that stays as large keeps its place. Another one is put where nothing runs, so that it serves before what it
-replaces goes; where there is no such place for a range of cores, into that of slices that go; where the free cores are
-in pieces, all slices are laid again. Places of quotas are names: they may reach beyond the cores, up to `QUOTA_PLACES`
-times as many, so that old and new stand beside each other until the new one serves.
+A slice that stays as large keeps its place. Another one is put where nothing runs, so that it serves before the slice
+that it replaces goes. Where there is no such place for a range of cores, it is put into that of slices that go. Where
+the free cores are in pieces, all slices are laid again. Places of quotas are names: they may reach beyond the cores, up
+to `QUOTA_PLACES` times as many. So old and new stand side by side until the new one serves.
 """
 
 import math
@@ -340,8 +340,10 @@ _Range = tuple[int, int]  # start, size
 def _placed(
     wanted: Sequence[_Wanted], kept: Mapping[_Wanted, _Range], taken: set[_Range], room: int
 ) -> dict[_Wanted, int] | None:
-    """Start of each: kept ones where they are, the others, the largest first, at that edge of a gap which leaves the
-    longest range free once those that go are gone; None: a gap is missing.
+    """Start of each slice; None: a gap is missing.
+
+    Kept ones stay where they are. The others come the largest first, each at an edge of a gap. The edge is the one that
+    leaves the longest range free once the slices that go are gone.
     """
     found = dict(kept)
     for one in sorted((w for w in wanted if w not in kept), key=lambda w: (-w[2], w)):

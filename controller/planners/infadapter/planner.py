@@ -4,18 +4,19 @@ Source: InfAdapter (Salmani et al., EuroMLSys 23), Eq. 1; its public code for pr
 Data: the forecast load, capacities th_m(n) and latencies p_m(n) fitted to profiled sizes, accuracies, load times.
 Decision, every `tick_s`: n_m cores for each variant m, and its quota of the load, which becomes its share.
 Formulation: a mixed-integer program,
-  max  alpha AA - (beta RC + gamma LC)
-  AA = sum_m load_m acc_m / load,  RC = sum_m n_m / B,  LC = max_m tc_m rt_m / max_m rt_m
-  load = sum_m load_m,  load_m <= th_m(n_m),  least_m z_m <= n_m <= B z_m,  RC <= B,  n_m in steps of `core_step`
-th_m is slope_m n_m + intercept_m z_m, with z_m = 1 where the variant has any core, so that th_m(0) = 0; p_m(n) <= SLO
-is a least size; rt_m = load_s + `start_s`; tc_m = 1 where m serves and does not run now (`resize_loads`: nor with as
-many cores). Several devices: a variant may have a slice on each, in one program; several families share the budget.
-The paper says that its weights normalise costs; how, and gamma, is its code's: AA a fraction, cores over the budget,
-seconds over the slowest load. There alpha is called the paper's beta, and beta its gamma. Headroom is the code's too:
-0.8 of the capacity, 10 % more load.
+  max  alpha AA - (beta RC + gamma LC), with:
+  AA = sum_m load_m acc_m / load,  RC = sum_m n_m / B,  LC = max_m tc_m rt_m / max_m rt_m.
+  load = sum_m load_m,  load_m <= th_m(n_m),  least_m z_m <= n_m <= B z_m,  RC <= 1,  n_m in steps of `core_step`.
+th_m is slope_m n_m + intercept_m z_m, with z_m = 1 where the variant has any core, so that th_m(0) = 0. p_m(n) <= SLO
+gives the least size least_m. rt_m = load_s + `start_s`. tc_m = 1 where m serves and does not run now (`resize_loads`:
+nor with as many cores). Several devices: a variant may have a slice on each, in one program. Several families share the
+budget B. The paper says that its weights normalise costs; how, and gamma, is its code's: AA a fraction, cores over the
+budget, seconds over the slowest load. There alpha is called the paper's beta, and beta its gamma. Headroom is the
+code's too: 0.8 of the capacity, 10 % more load.
 Deviations: preset `artifact` has what else the code has: two cores at least, intercepts cut to whole numbers, four
-skipped decisions after each while no more load comes; it also rounds each capacity down to a whole number, which we do
-not. Where nothing carries the load: the least accurate variant on all cores, as there, named degraded.
+skipped decisions after each one while the load does not rise. The code also rounds each capacity down to a whole
+number, which we do not. Where nothing carries the load: the least accurate variant on all cores, as in the code, named
+degraded.
 """
 
 import math

@@ -1,14 +1,16 @@
 """AlpaServe's placement of models on groups of GPUs, and what mu-Serve makes of each group.
 
 Source: AlpaServe (Li et al., OSDI 23) section 4.2, Algorithms 1 (in its fast form) and 2; mu-Serve section 3.2.
-Data: models as rows of units (operators, or clusters of them) with time, s and memory; GPUs and the memory of each; a
+Data: models as rows of units (operators, or clusters of them) with time, s and memory. GPUs and the memory of each; a
     sample of arrivals; the SLO of each model.
-Decision: models of like latency form buckets, so that no short request waits behind a long one; each bucket has GPUs
-    of its own in groups of one size; in a group a model is a pipeline with a stage on each GPU. Of all of these the one
-    whose greedy selection attains most in the simulator (pipelines.py), of equals the one of shorter latencies.
-Greedy: the model with most requests out of time gets another replica, in the group that is busiest least of those where
-    it fits, as long as one fits and less than `replicas_max` are there; the best selection on the way is kept.
-mu-Serve: in each group the same stages go to GPUs by Algorithm 2 (bins.py); where they do not fit so, as they were.
+Decision: models of like latency form buckets, so that no short request waits behind a long one. Each bucket has
+    separate GPUs in groups of one size. In a group a model is a pipeline with a stage on each GPU. Of all of these the
+    one is taken whose greedy selection attains most in the simulator (pipelines.py); of equals, the one of shorter
+    latencies.
+Greedy: the model with most requests out of time gets another replica, in the least busy group of those where it fits.
+    This is repeated as long as one fits and less than `replicas_max` are there. The best selection on the way is kept.
+mu-Serve: in each group the same stages go to GPUs by Algorithm 2 (bins.py); where they do not fit so, they stay on
+AlpaServe's GPUs.
 Deviations: at most two buckets, whose latencies are at least BUCKET_RATIO apart; no parallelism within an operator.
 """
 

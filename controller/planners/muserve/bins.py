@@ -1,9 +1,10 @@
-"""Algorithm 2 of mu-Serve: partitions of models onto GPUs, like beside like.
+"""Algorithm 2 of mu-Serve: partitions of models onto GPUs, like next to like.
 
 Source: mu-Serve section 3.2, Algorithm 2. A bin is a GPU, because a clock is a GPU's.
 Data: of each partition its sensitivity, its weight in a mean, memory and load; of each GPU its memory.
-Decision: models in order, the partitions of each by sensitivity; each goes to the GPU on which it fits and whose mean
-    sensitivity, by weight, is nearest, on no more than `gpus_per_model_max` (CT) GPUs a model.
+Decision: models go in order, the partitions of each by sensitivity. Each goes to a GPU on which it fits, on no more
+    than `gpus_per_model_max` (CT) GPUs a model. Of these it takes the one whose mean sensitivity, by weight, is
+    nearest.
 Deviations: as printed, the bins begin empty, so that none is ever available; nothing beats INFINITY in line 14; and CT
     counts partitions, not GPUs. `literal`: every partition is left over. Ours begins with all GPUs, takes the highest
     similarity, counts GPUs. An empty GPU is as alike as `new_gpu_at`; of GPUs alike the one with the most memory left.

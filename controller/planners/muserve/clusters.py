@@ -1,12 +1,12 @@
-"""Algorithm 1 of mu-Serve, clusters of operators of like sensitivity, and stages of a pipeline made of them.
+"""Algorithm 1 of mu-Serve, clusters of operators of like sensitivity, and stages of a pipeline built from them.
 
 Source: mu-Serve section 3.1, Algorithm 1; AlpaServe (OSDI 23) section 4.1 for the stages.
 Data: operators in an order in which they can run, their sensitivity scores, times and memory.
-Decision: runs of neighbours whose score is near the mean of the run so far; of these units, stages whose slowest is
+Decision: runs of neighbours whose score is near the mean of the run so far. From these units, stages whose slowest is
     as fast as can be, by dynamic programming: F(k, j) = min over i of max(F(k - 1, i), time of units i..j).
-Deviations: as printed, Algorithm 1 compares abs(score) - mean, meets the head twice, keeps the mean of the cluster
-    before when it begins another, and never returns the last: `literal`. Ours compares abs(score - mean) and does none
-    of these. Only splits between operators are stages here; AlpaServe's splits within one are not modelled.
+Deviations: as printed (`literal`), Algorithm 1 compares abs(score) - mean and meets the head twice. It keeps the mean
+    of the cluster before when it begins another, and never returns the last. Ours compares abs(score - mean) and does
+    none of these. Only splits between operators are stages here; AlpaServe's splits within one are not modelled.
 """
 
 from collections.abc import Mapping, Sequence

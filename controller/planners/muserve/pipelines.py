@@ -2,10 +2,10 @@
 
 Source: AlpaServe (OSDI 23) section 4.2: a simulator of its controller, first come first served, no batches.
 Model: a request goes to the replica of its model whose first GPU has the least work ahead, and through its stages in
-    order; a GPU does one stage at a time, by arrival there, or the earliest turn if requests come with a
-    turn (mu-Serve's scheduler); from GPU to GPU it takes `transfer_s`. A stage takes its
-    time at the highest clock, stretched by the law of trefoil/core/power.py with its s; one that runs while the clock
-    changes continues at the new one. A GPU draws `active_w(clock)` above idle while it computes.
+    order. A GPU does one stage at a time, by arrival there. If requests come with a turn (mu-Serve's scheduler), the
+    earliest turn goes first. From GPU to GPU a request takes `transfer_s`. A stage takes its time at the highest clock,
+    stretched by the law of trefoil/core/power.py with its s. A stage that runs while the clock changes continues at the
+    new one. A GPU draws `active_w(clock)` above idle while it computes.
 Deviations: generated tokens do not go round the pipeline one by one: a stage does all its part of a request at once.
 """
 

@@ -1,17 +1,18 @@
 """ALPASERVE, MUSERVE: which whole GPU serves which families, or which of their stages; mu-Serve sorts by sensitivity.
 
 Source: AlpaServe (OSDI 23) section 4.2, mu-Serve sections 3.1, 3.2 (alpaserve.py, bins.py). Clocks are the governor's.
-Data: of each family its best variant's profile on a whole GPU (time, `clock_sensitivity`, memory), SLO and demand; of
-    one that is split the same of each stage (the profile's column `stage`).
-Decision: the GPUs of each family, or of each of its stages; its requests are spread over them alike. As in the papers
-    it is made offline, for the high quantile of the demand: at the start, when an objective or a device comes or goes,
-    when a governor asks for capacity, or when GPUs carry less than is asked; else ticks and loads keep it. Whether a
-    family is split is AlpaServe's selection: where pipelines attain more, the model fits no single GPU, or `group_size`
-    says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs. An engine that already runs serves its
-    own variant alone: its family is placed where engines have the best of its variants that they have.
-Deviations: stages are those that the repository has, all of them or none; all replicas of a family are split alike, as
-    the first one is, and are whole where all stages of each end up on one GPU. A hop takes `transport_gap_ms`. One type
-    of GPU, but for engines.
+Data: of each family its best variant's profile on a whole GPU (time, `clock_sensitivity`, memory), SLO and demand. A
+    family that is split has such a profile of each stage (the profile's column `stage`).
+Decision: the GPUs of each family, or of each of its stages; its requests are spread over them equally. As in the papers
+    the decision is made offline, for the high quantile of the demand. It is made at the start, when an objective or a
+    device comes or goes, and when a governor asks for capacity. It is also made when GPUs carry less than is asked;
+    otherwise ticks and loads keep it. Whether a family is split is AlpaServe's selection: where pipelines attain more,
+    the model fits no single GPU, or `group_size` says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over
+    all GPUs. An engine that already runs serves its own variant alone. Its family is placed on the engines that have
+    the best variant of all its engines.
+Deviations: stages are those that the repository has, all of them or none. All replicas of a family are split alike, as
+    the first one is. They are whole where all stages of each end up on one GPU. A hop takes `transport_gap_ms`. All
+    GPUs but engines are of one type.
 """
 
 import math
@@ -292,11 +293,13 @@ def _unit(
 
 
 def _group_sizes(models: Sequence[Model], settings: AlpaServeSettings, gpus: int) -> tuple[int, ...]:
-    """Sizes of groups to try: single GPUs where no family is split, else up to the first that has room for all stages,
-    or what is asked for, as far as there are GPUs.
+    """Sizes of groups to try, no larger than the number of GPUs.
+
+    Single GPUs where no family is split. Else the size that is asked for, or all up to the first that has room for all
+    stages.
 
     Raises:
-        InvalidInput: the size that is asked for is none.
+        InvalidInput: the size that is asked for is not in `GROUP_SIZES`.
     """
     stages, wanted = max(len(model.units) for model in models), settings.group_size
     if stages == 1:

@@ -1,10 +1,10 @@
 """Interim routes: each slice's share of traffic while a rollout is under way, and the capacity of a set of slices.
 
 Data: the slices that serve, the target's shares, a capacity function. Decision: routes whose weights sum to 1.
-Formulation: the target's shares over the slices that serve already, if they overload no pool; else shares in proportion
-to capacity, which puts the SLO before the accuracy. Planners refuse a way that misses either while what runs carries
-the load (`rollout_inputs.rollout_refusal`). Of a family that is split shares are those of a stage; it is routed where
-all of its stages serve, else not at all.
+Formulation: the target's shares over the slices that serve already, if they overload no pool. Otherwise shares are in
+proportion to capacity, which puts the SLO before the accuracy. Planners refuse a way that misses either while what runs
+carries the load (`rollout_inputs.rollout_refusal`). For a family that is split, shares are those of a stage. It is
+routed where all of its stages serve, else not at all.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ NEED_TOLERANCE: Final = 1e-9
 class RolloutInputs:
     """Inputs of a rollout: what it has to respect, as functions so that it knows no profile.
 
-    `capacity(model, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s] within the SLO,
-    `sustained` the rate at which requests do not pile up;
-    `swappable(old, new)` whether both fit the slice's memory at once; `faster(part, steps)` the same slice with faster
-    variants that may serve for a moment, so many steps of accuracy below its own at most; `same_type(a, b)` whether two
-    devices are interchangeable.
+    `capacity(model, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s] within the SLO.
+    `sustained` is the rate at which requests do not pile up. `swappable(old, new)` says whether both fit the slice's
+    memory at once. `faster(part, steps)` is the same slice with faster variants that may serve for a moment. The faster
+    variants are at most `steps` steps of accuracy below its own. `same_type(a, b)` says whether two devices are
+    interchangeable.
     """
 
     needs: Mapping[str, float]

@@ -2,20 +2,20 @@
 
 Source: CONTRACTS section 4 (rollout step order); surge and batches: Kubernetes' rolling update.
 Data: running slices (observed, never remembered), the target, requests per second that each family needs now.
-Decision: a sequence of steps. A step is published as one revision: routes first; when every dispatcher has taken them
-and the slices that leave are idle, the complete desired state of each node; then the awaited slices turn READY.
+Decision: a sequence of steps. A step is published as one revision, routes first. When every dispatcher has taken them
+and the slices that leave are idle, the complete desired state of each node follows. Then the awaited slices turn READY.
 Formulation: a hop leads to a waypoint in at most three steps:
-  1 start   routes as they are; start what fits beside what runs, swap to variants that are no slower; wait READY
-  2 shift   routes to what stays and what is new, leaving slices draining; stop them, start what they blocked, swap to
-            slower variants (their shares are cut before they slow down); wait READY
-  3 settle  the routes of the waypoint
-Before the first slice leaves, and until the target's routes, devices run at the highest clock of their ranges.
-A hop is legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. If
-that is less than the need, because one of both cannot carry it within the SLO, the same holds of sustained rates. All
-units hop together if that is legal, else as many at a time as is legal (a unit: slices that go, with those that need
-their place); else what comes on a slice is loaded beside what goes, as a family that is split serves whole or in stages
-and never in both; else a sleeping device carries the target of a device while that one is rebuilt (surge); else what
-runs first swaps to faster variants, the most accurate that make room; else HALTED.
+  1 start   Keep the routes. Start what fits in addition to what runs, swap to variants that are no slower; wait READY.
+  2 shift   Shift routes to what stays and what is new; slices that leave drain. Stop them, start what they blocked,
+            swap to slower variants (their shares are cut before they slow down); wait READY.
+  3 settle  Set the routes of the waypoint.
+Before the first slice leaves, and until the target's routes, devices run at the highest clock of their ranges. A hop is
+legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. If that is
+less than the need, because one of them cannot carry it within the SLO, the rule also holds for sustained rates.
+The first legal way is taken. All units hop together, else as many at a time as is legal (a unit: slices that go, with
+those that need their place). Else what comes on a slice is loaded in addition to what goes: a split family serves whole
+or in stages, never in both. Else a sleeping device carries the target of a device while that one is rebuilt (surge).
+Else what runs first swaps to faster variants, the most accurate that make room. Else HALTED.
 Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from the running slices.
 """
 

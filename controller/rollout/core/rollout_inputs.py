@@ -229,8 +229,10 @@ def _carries_and_keeps(view: PlanView, routes: Sequence[Route], now: Mapping[str
 
 
 def _below_floor(view: PlanView, snapshot: FleetSnapshot, now: Mapping[str, float], path: RolloutPath) -> str:
-    """Reason why a way is not worth its accuracy: on it a family would be served below the floor that holds at every
-    instant, while what is routed to now keeps it and carries the load; "" else.
+    """Reason why a way is not worth its accuracy; "" if it is.
+
+    The reason is a family whose load the present routes carry. On the way its accuracy would fall below its floor and
+    below the present one, and `_made_up_for` does not allow it.
     """
     routes_now = {route.family: route for route in snapshot.routes}
     for objective in view.objectives:
@@ -247,8 +249,11 @@ def _below_floor(view: PlanView, snapshot: FleetSnapshot, now: Mapping[str, floa
 
 
 def _made_up_for(view: PlanView, objective: Objective, before: float, lowest: float, after: float) -> bool:
-    """Whether a family may be served at a low accuracy on a way: it has no floor, is below it already and gains by the
-    end of the window, or the mean of its window can still reach the floor afterwards.
+    """Whether a family may be served at a low accuracy on a way.
+
+    It may if it has no floor, or if it is below a floor that holds at every instant already. In mode budget it may if
+    it is below the floor already and gains by the end of the window. It also may if the mean of its window can still
+    reach the floor afterwards.
     """
     floor = objective.min_accuracy
     if objective.mode == ObjectiveMode.INSTANT:

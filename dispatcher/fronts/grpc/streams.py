@@ -1,8 +1,9 @@
 """ModelStreamInfer: each message of a client's stream is a separate request, and is routed on its own.
 
 Ordinary families: the message goes the way of every unary request; answers leave in the order of the requests, as
-Triton writes them. Decoupled families: one stream to the slice for each request, which ends with Triton's final
-response; that is asked for always, since the credit is held until then, and passed on only where the client asked.
+Triton writes them. Decoupled families: each request has one stream to the slice, which ends with Triton's final
+response. The dispatcher always asks for that response, because it holds the credit until then. It passes the response
+on only if the client asked for it.
 
 Errors are answers (`error_message`, the stream continues), or, for a stream that began with `triton_grpc_error: true`,
 end it with their status. Back-pressure: no message is read while stream_requests_max are under way.
@@ -127,8 +128,8 @@ class Streams:
 
 @dataclass(slots=True)
 class _Message:
-    """One request of a stream. `before` is set when everything that is to be answered before it has been, `answered`
-    tells that to the next one; a decoupled family's requests have neither."""
+    """One request of a stream. `before` is set once all requests that must be answered before this one are answered.
+    `answered` is the `before` of the next request. A decoupled family's requests have neither."""
 
     data: bytes
     id: str

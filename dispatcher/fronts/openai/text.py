@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 
 class AnswerText:
-    """Text of one answer. What may be the beginning of a stop sequence, or of a letter, is kept back until it is clear;
-    however the bytes are cut, the text is the same."""
+    """Text of one answer. It keeps back what may begin a stop sequence or a letter, until further bytes decide. The
+    text does not depend on how the bytes are cut."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stopped = False

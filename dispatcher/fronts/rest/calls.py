@@ -89,8 +89,9 @@ class Unread:
         self._open: dict[asyncio.Transport, tuple[int, float]] = {}  # bytes, and when its client last read some
 
     async def send(self, send: Send, client: asyncio.Transport, body: bytes) -> None:
-        """Send the body of a response and end it. A client that reads nothing for READS_S loses its connection, and
-        so does, where answers take half of what may be held, the one that has read nothing for longest."""
+        """Send the body of a response and end it. A client that reads nothing for READS_S loses its connection. When
+        unread answers exceed half of what may be held, the client that has read nothing for longest (at least
+        STALLED_S) also loses its connection."""
         if len(body) <= PART_BYTES:
             await send({"type": "http.response.body", "body": body})
             return

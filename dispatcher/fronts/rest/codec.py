@@ -1,8 +1,10 @@
-"""Bodies of /infer: JSON with the binary tensor extension, or only the data of the only input (Triton's raw
-binary request), on one side, ModelInferRequest and -Response on the other; and all other messages as JSON.
+"""Converts bodies of /infer to ModelInferRequest and from ModelInferResponse, and all other messages to JSON.
 
-Pure. What a body means is what Triton's own HTTP server makes of it (its src/http_server.cc); tensors that came in
-binary are neither parsed nor copied before they are joined to the message.
+A body of /infer is JSON with the binary tensor extension, or only the data of the only input (Triton's raw binary
+request).
+
+Pure. It reads a body as Triton's own HTTP server does (its src/http_server.cc). It neither parses nor copies tensors
+that came in binary before it joins them to the message.
 """
 
 import json

@@ -1,7 +1,7 @@
 """JSON text as Triton's RapidJSON reads it (flag `kParseNanAndInfFlag`), by Python's `json`.
 
-Where the two differ, Triton's way: a byte order mark is skipped, a NUL ends the text, `Inf`, `-Inf` and `-NaN` are
-numbers as `Infinity` and `NaN` are, the first of equal keys counts, a number beyond a double is refused.
+Where the two differ, it follows Triton. It skips a byte order mark, ends the text at a NUL, and takes the first of
+equal keys. `Inf`, `-Inf` and `-NaN` are numbers, as `Infinity` and `NaN` are. It refuses a number beyond a double.
 """
 
 import json

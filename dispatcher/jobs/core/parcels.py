@@ -3,10 +3,10 @@
 A parcel is a lease: consecutive items that a peer has as a job of that zone, until a time. Each item is in one state,
 and only some changes are allowed, so it gets exactly one result however often it is run:
 
-    FREE -> HERE -> ENDED      read by this zone, which runs it
-    FREE -> AWAY -> ENDED      in a parcel whose peer answers it
-    AWAY -> FREE               the parcel was taken back: lost, refused or late
-    FREE -> ENDED              an answer of a parcel that was taken back, before the item is read here
+    FREE -> HERE -> ENDED      read by this zone, which runs it.
+    FREE -> AWAY -> ENDED      in a parcel whose peer answers it.
+    AWAY -> FREE               the parcel was taken back: lost, refused or late.
+    FREE -> ENDED              an answer of a parcel that was taken back, before the item is read here.
 
 An answer for an item that is HERE or ENDED is a duplicate and is dropped. Parcels are in a file of the job before a
 peer gets them. A lost file costs work, not items: they are run here, and no answer of the parcel is asked for.
@@ -28,8 +28,8 @@ PEER: Final = "correct that zone, or leave it out of the job's zones; its items 
 @dataclass(slots=True)
 class Parcel:
     """Parcel of a job. `id`: of the job that it is in its zone. `back`: its items may be run here again. Not kept:
-    `sent`, whether the zone is known to have it; `seen`, items of it that had ended there; `after`, items at its begin
-    whose results have come."""
+    `sent`, `seen` and `after`. `sent`: whether the zone is known to have it. `seen`: its items that had ended there.
+    `after`: items at its begin whose results have come."""
 
     id: str
     zone: str

@@ -4,13 +4,14 @@ Source: ours. Data: the plan, the items of the job that have not started, the ti
 Decision: items that may start now; infinite where the plan does not hold the job back. Items that go to a peer's zone.
 Formulation: the plan was made with n items left and has m of them in slots that have begun: n - m have to stay for
     later slots. It is an absolute number, so that a plan made with an old count, or followed for several slots, asks
-    for no item twice. Items that stay must have room in later slots before the deadline, unless that is beyond the
-    plan and at least LATER_S from now; and the time that is left must be LEAST_S, and MARGIN times what they take at
-    the measured pace. If not, nothing is held back: a plan saves grams, and never costs a deadline. While the pace is
-    not known PROBE of the items may start at once: what they do not measure is done within LEAST_S.
+    for no item twice. Items that stay must have room in later slots before the deadline. This does not apply if the
+    deadline is beyond the plan and at least LATER_S from now. The time that is left must exceed LEAST_S, and MARGIN
+    times what they take at the measured pace. If not, nothing is held back: a plan saves grams, and never costs a
+    deadline. While the pace is not known PROBE of the items may start at once: what they do not measure is done within
+    LEAST_S.
     Items start on slices of the variants that the plan has for them alone, while time lasts.
-    Hours of a peer's zone count as later ones until they end, so that their items stay for it; those of a zone that
-    cannot be used now do not count, so its items may start here.
+    Hours of a peer's zone count as later ones until they end, so that their items stay for that zone. Hours of a zone
+    that cannot be used now do not count, so their items may start here.
 Deviations: none.
 """
 

@@ -1,8 +1,8 @@
 """Decides whether a batch of a job may start on an idle slice, so that the p95 of interactive requests stays.
 
 Source: Poisson arrivals see time averages (PASTA); token buckets with deficits; the bound on the tail is ours.
-Data: for each queue that the slice serves the arrivals [1/s], the number of its other idle slices and its latencies of
-    the last minutes; the duration of the batch [s]; the interactive requests that have arrived.
+Data: for each queue that the slice serves, the arrivals [1/s], the number of its other idle slices and its latencies of
+    the last minutes. Also the duration of the batch [s] and the interactive requests that have arrived.
 Decision: whether the batch may start now.
 Formulation: while a batch runs for s seconds, N ~ Poisson(rate x s) requests arrive. The k other idle slices take the
     first k, so E[(N - k)+] requests are delayed by the batch. The batch is charged this number, and starts only if the

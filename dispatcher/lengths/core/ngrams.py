@@ -1,10 +1,11 @@
 """Length of an answer by the n-grams of its prompt: ridge regression on the logarithm of its tokens.
 
 Source: none of the papers; mu-Serve (section 3.3) asks a fine-tuned BERT. `trefoil lengths train` makes the weights.
-Data: a prompt: its words and punctuation, pairs of neighbours, their number in steps of a quarter of a factor of two,
-    and with the number, in steps of a half, the first word.
-Formulation: log tokens = mean + sum of weights of the n-grams, each of which counts log(1 + n), all scaled to one
-    length; n-grams share BUCKETS weights by their CRC-32. The embedding is the same vector folded to EMBEDDED numbers.
+Data: of a prompt, its words and punctuation marks, and the pairs of neighbours. Also the number of words and marks, in
+    steps of a quarter of a factor of two. Last, the first word with that number in steps of a half.
+Formulation: log tokens = mean + sum of weights of the n-grams. An n-gram that occurs n times counts log(1 + n), and all
+    counts are scaled to one vector length. N-grams share BUCKETS weights by their CRC-32. The embedding is the same
+    vector folded to EMBEDDED numbers.
 """
 
 import math

@@ -4,7 +4,7 @@ Source: gRFC A6 (retry throttling), Finagle's RetryBudget, Envoy's budget_percen
 Data: requests that arrived, retries that were wanted.
 Decision: whether this one may be tried again.
 Formulation: tokens <- min(burst, tokens + ratio) with each request; a retry takes one token, or it is refused.
-Deviations: only requests that were certainly not executed come here, so a retry costs no energy twice; the budget
+Deviations: only requests that were certainly not executed come here, so a retry costs no energy twice. The budget
     bounds what dead slices cost in connections and time.
 """
 

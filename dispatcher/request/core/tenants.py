@@ -1,9 +1,9 @@
 """Tenants by token, and their limits. Pure: time comes as a number, secrets as digests.
 
-A limit is one number: the time at which all that was admitted would be paid for at the tenant's rate (the "theoretical
-arrival time" of the generic cell rate algorithm, ITU-T I.371). It may run ahead of now by the burst. One number a limit
-is what lets the workers of a dispatcher share it without a lock: two that read it in the same microsecond admit one
-request too many.
+A limit is one number: the time at which all that was admitted would be paid for at the tenant's rate. That is the
+"theoretical arrival time" of the generic cell rate algorithm (ITU-T I.371). It may run ahead of now by the burst. One
+number a limit is what lets the workers of a dispatcher share it without a lock: two that read it in the same
+microsecond admit one request too many.
 """
 
 import hashlib

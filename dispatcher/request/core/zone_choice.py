@@ -2,13 +2,13 @@
 
 Source: ours. Data: offers of the controller's plan; round trips and answers as they are seen from here.
 Decision: the zone that saves the most grams, or none.
-Formulation: saved = items * saved_g - megabytes moved * transfer_j_per_mb at carbon and PUE of the zone, above 0. In
-    time: what is left of the objective, or of half of the time to the deadline, less the round trip's p95 is at least
-    the latency that is offered, and the p95 of a family's answers from there over SEEN_S is within it. An answer is
-    waited for until half of that time is over, or PATIENCE times the p95 of the answers if that is longer. Until
-    ANSWERS_MIN answers are known one request is there at a time, and is waited for all of that time. At most the
-    offered items per second, shared by the workers. A request's floor is at most the accuracy that is offered. What a
-    zone refuses it is not asked for HELD_S.
+Formulation: saved = items * saved_g - megabytes moved * transfer_j_per_mb at carbon and PUE of the zone, above 0. The
+    limit is what is left of the objective, or of half of the time to the deadline. In time: the limit less the round
+    trip's p95 is at least the latency that is offered. The p95 of a family's answers from there over SEEN_S is within
+    the limit, too. An answer is waited for until half of the limit is over, or PATIENCE times the p95 of the answers if
+    that is longer. Until ANSWERS_MIN answers are known one request is there at a time, and is waited for until the
+    limit. At most the offered items per second, shared by the workers. A request's floor is at most the accuracy that
+    is offered. What a zone refuses it is not asked for HELD_S.
 Deviations: none.
 """
 

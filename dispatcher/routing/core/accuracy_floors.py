@@ -6,8 +6,8 @@ Decision: whether a request with a floor is served, waits or is refused.
 Formulation: floor <= best live: served, by a target that is accurate enough. Else floor <= best planned: it waits for
     that slice, as requests wait for a family that has lost its last one. Else it is refused with the accuracies that
     are live. Targets count that get requests: with a weight, or any where none has one.
-Deviations: while a slice swaps variants it may answer with either, so it promises the lower of the two; a variant whose
-    accuracy that is unknown promises none.
+Deviations: while a slice swaps variants it may answer with either, so it promises the lower of the two. A variant whose
+    accuracy is unknown promises none.
 """
 
 from collections.abc import Mapping, Sequence

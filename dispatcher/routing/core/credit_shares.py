@@ -5,15 +5,16 @@ Data: the plan's targets of a family with their credits, in classes (routers/wei
     who shares, best-ranked first; whether all workers are known to share the same way; what this worker held before.
 Decision: who serves the family (`serving_workers`), which credits each has (`entitled_credits`), which a
     worker uses now (`usable_credits`).
-Formulation: m = the largest number of workers among which the credits C_k of every class can be dealt so that no worker
-    has more than UNEVEN of its equal part: max_k ceil(C_k / m) m / C_k <= UNEVEN, C_k >= m. The m best-ranked serve.
-    The credits of all classes are dealt in turn, slice by slice, as cards are: credit number j goes to rank j mod m. So
-    a slice with credits for all is divided equally, and one with fewer goes whole to some, but each worker has its part
-    of every class: class k keeps its share w_k at each of them, spread over the slices that the worker has.
-    Who shares, and the plan, change for one worker after the other. From a change on a worker uses what it held *and*
-    has a right to now; all that it has a right to only once every other worker says that it counts the same sharers
-    and routes by the same plan. Then no credit is ever used twice: if one worker uses a part of the new deal, all
-    others have heard of it and use at most theirs; if none does, all use parts of the old.
+Formulation: m = the largest number of workers among which the credits C_k of every class can be dealt evenly enough. No
+    worker may have more than UNEVEN times its equal part: max_k ceil(C_k / m) m / C_k <= UNEVEN, C_k >= m. The m
+    best-ranked serve. The credits of all classes are dealt in turn, slice by slice, as cards are: credit number j goes
+    to rank j mod m. So a slice with credits for all is divided equally, and one with fewer goes to some of the workers.
+    But each worker has its part of every class: class k keeps its share w_k at each of them, spread over the slices
+    that the worker has.
+    The sharers and the plan change for one worker after the other. From a change on, a worker uses what it held *and*
+    has a right to now. It uses all that it has a right to only once every other worker reports the same sharers and the
+    same plan. Then no credit is ever used twice. If one worker uses a part of the new deal, all others know of that
+    deal and use at most their part. If none does, all use parts of the old deal.
 Deviations: CONTRACTS gives a slice with fewer credits than workers to one worker, by rendezvous hashing of the slice.
     Then workers would have other classes, and spread a share over those that they happen to have: the mix would not
     hold (docs/adr/0014).

@@ -3,8 +3,9 @@
 Source: ours; llm-d and Envoy have the like for their pickers.
 Data: a family's planned and live targets, why others are not live, what its router says of each, requests in flight.
 Decision: none; nothing is sent and nothing changes.
-Formulation: targets that may have the request are in the order of the router's own score; then those that may not,
-    with the first reason that holds: draining, not live, not accurate enough, without a share.
+Formulation: targets that may have the request are in the order of the router's own score. Then come those that may not,
+    with the first reason that holds: draining, not live, without a credit of this worker, not accurate enough, without
+    a share.
 Deviations: a user's router need not have `scores`; its targets stand by the share of their credits that is taken.
 """
 

@@ -1,12 +1,13 @@
 """The routing table: what the plan wants, of what is really there.
 
 A pure function of the plan's routes, the nodes' statuses and the slices ejected here. A target is live when its agent
-has published it READY or SWAPPING with an address and the family on it, the plan does not drain it, and it is not
-ejected. Weights are made to sum to 1 over the live targets: what a dead slice was to serve is spread over the others by
-their weights, and `why` says so. A plan that cannot be routed is refused whole: the last good table stays.
+has published it READY or SWAPPING with an address and the family on it. Also, the plan must not drain it, and it must
+not be ejected. Weights are made to sum to 1 over the live targets: what a dead slice was to serve is spread over the
+others by their weights, and `why` says so. A plan that cannot be routed is refused whole: the last good table stays.
 
-A family that is split has a route for each of its stages, named as the stage's Triton model is, with queue and credits
-of its own; one worker has all of its credits, so that no request changes workers between stages.
+A family that is split has a route for each of its stages, named as the stage's Triton model is. Each route has a
+separate queue and separate credits. One worker has all of its credits, so that no request changes workers between
+stages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,10 +176,9 @@ def build_table(
 ) -> RoutingTable:
     """The routing table of a plan that passed `check_plan`.
 
-    `ejected` gives the reason, of a slice whole or of one model there; `workers` share each slice's credits, this one
-    alone if none are given;
-    `slow_start_limits` bound what slices get that have just come back; `agreed` = all workers share alike and route by
-    this plan, `before` = the credits that this one held.
+    `ejected` gives the reason, of a slice whole or of one model there. `workers` share each slice's credits; if none
+    are given, this one has all. `slow_start_limits` bound what slices get that have just come back. `agreed`: all
+    workers share alike and route by this plan. `before`: the credits that this one held.
     """
     statuses = {s.key: s for node in nodes for device in node.devices for s in device.slices}
     routes, why, reach, absent = {}, {}, {}, {}

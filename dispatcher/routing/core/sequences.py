@@ -53,8 +53,8 @@ class _Sequence:
 class Sequences:
     """Of one family. Times are the caller's monotonic clock.
 
-    A ticket comes by `enter`, asks `turn` when it is its turn, is `placed` if it was a START, and goes by `leave`,
-    which says who is next.
+    A ticket comes by `enter`, and asks `next_pin` when it is its turn. A START is `placed` once it has a slice. A
+    ticket goes by `leave`, which returns the id of the next one.
     """
 
     def __init__(self, family: str, idle_s: float, open_max: int, line_max: int) -> None:

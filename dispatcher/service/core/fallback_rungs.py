@@ -2,8 +2,8 @@
 them.
 
 Source: DESIGN section 5 (everything degrades by named rungs), CONTRACTS section 3 (what happens when a key is lost).
-Data: since when Redis has not answered, whether the plan came from disk, who holds the controller's lease, how old each
-    node's status and the rates of receipts are.
+Data: since when Redis has not answered, whether the plan came from disk, who holds the controller's lease. Also how old
+    each node's status and the rates of receipts are.
 Decision: which rungs are in force, and in words what serves instead.
 Formulation: redis, disk, controller, agent, feed, lengths, plan; each is in force or not, none hides another.
 Deviations: while Redis is away nothing is known of who writes to it: only its own rung is said then, and what is old.
@@ -18,8 +18,8 @@ CAUSES: Final = ("redis", "disk", "controller", "agent", "feed", "lengths", "pla
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """State of what a dispatcher depends on. Ages are seconds; `stale_receipts` is what receipts say of their rates,
-    `lengths_instead` why lengths of answers are not predicted, `plan_refused` why the plan in Redis is refused."""
+    """State of what a dispatcher depends on. Ages are seconds. `stale_receipts`: what receipts say of their rates.
+    `lengths_instead`: why lengths of answers are not predicted. `plan_refused`: why the plan in Redis is refused."""
 
     redis_away_s: float = 0.0
     from_disk: bool = False

@@ -6,13 +6,13 @@ Data: what the channel to a slice saw of its connection; results of probes; each
 Decision: eject, probe, readmit.
 Formulation: a place is a slice and a model on it, or "" for all of the slice. Two kinds of proof eject one:
     the channel's own: UNREACHABLE (no connection, or the stream was refused: the request was not taken), BROKEN (the
-        connection died under a request, which may have been executed);
+        connection died under a request, which may have been executed).
     a probe that failed (suspicion.py), of the server (HUNG: it does not say that it lives) or of one model
         (UNREACHABLE: not ready; DEAD_STUB, STUCK, LATE, SICK: an inference failed).
     What a model answers, whatever its status and text, is an answer. It raises a suspicion at most.
-    An ejected place is probed after 0.1 s, then at twice the interval up to 2 s, and at once when the agent publishes
-    the slice again (generation, since or revision changed). A probe that works readmits it. An outlier that comes out
-    again within FLAP_S waits twice as long for its first probe, up to FLAP_MAX_S.
+    An ejected place is probed after 0.1 s, then at twice the interval up to 2 s. It is probed at once when the agent
+    publishes the slice again (generation, since or revision changed). A probe that works readmits it. An outlier that
+    comes out again within FLAP_S waits twice as long for its first probe, up to FLAP_MAX_S.
 Deviations: no rule against ejecting more than half by UNREACHABLE, BROKEN or DEAD_STUB: these are not outliers but
     proofs of death, and requests wait in the queue instead of failing. `outliers.panicking_family` bounds outliers.
 """

@@ -3,7 +3,7 @@
 Source: Envoy's outlier detection (consecutive errors, growing ejection times, panic), llm-d's half-open exploration,
     TCP's slow start for the ramp.
 Data: ends of requests by place (a slice and a model on it); how many requests each place has, and when it last ended
-    one; which slices serve whom.
+    one. Also which slices serve which families.
 Decision: which places to ask whether they are alive, which to suspect, how much one that came back may get.
 Formulation:
     Silence: a place that has requests and ended none for `quiet_s` is asked. Time is counted in ticks of the caller, a

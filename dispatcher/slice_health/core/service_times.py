@@ -5,16 +5,16 @@ Data: dispatch-to-answer times of answered requests, per slice, variant and size
     without first calls, which may load or compile: the first, and all that were sent before it was answered. Of a
     request whose deadline passed while the slice had it, only that it takes longer is known. A first call that is not
     answered within FIRST_CALL_S is taken for any other.
-Decision: a request that others wait behind is dropped before dispatch when less time is left than the slice is
-    predicted to take for a quick one.
+Decision: a request that others wait behind may be dropped before dispatch. It is dropped when less time is left than
+    the slice is predicted to take for a quick one.
 Formulation: quick = the LOW quantile of the last RECENT times; predicted <- predicted + ALPHA (quick - predicted); a
     deadline that passed there no sooner than predicted: predicted <- LENGTHEN predicted, at most LONGEST times the
     median of the last times. A prediction ages: it halves every HALF_LIFE_S without either, and once it is older than
     itself, a drop takes it to SHRINK of it. Nothing known predicts 0: nothing is ever dropped on a guess.
 Deviations: not a mean, because requests of one size may be unlike: short ones would be dropped for the long ones among
     them. Without the ageing a slice that was slow once would have all its requests dropped and never show that it is
-    well again. Without the deadlines that passed only quick answers would be seen, and in a queue whose head has hardly
-    any time left, as in every overload that lasts, no request would be given a slice in time to be answered.
+    well again. Without the deadlines that passed, only quick answers would be seen. In every overload that lasts, the
+    head of a queue has hardly any time left. Then no request would be given a slice in time to be answered.
 """
 
 import math

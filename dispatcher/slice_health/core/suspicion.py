@@ -5,10 +5,10 @@ Data: statuses of answers, streaks and silence (outliers.py), results of probes.
 Decision: which places to probe, and whether a probe's result ejects the place.
 Formulation: a place is probed at most once every PROBE_EVERY_S for one kind of suspicion, however many answers suspect
     it, and serves on meanwhile. A probe fails by what the channel sees, by a model that is not ready, or by an
-    inference: in time-outs (STUCK, or LATE where that was the suspicion), in Triton's words for a dead python stub
-    (DEAD_STUB), or in an error like those that made a streak (SICK). Any other status of the probe shows a model that
-    answers. A good answer since the suspicion outweighs a probe that failed by an inference: the place works for
-    others.
+    inference. An inference fails by a timeout (STUCK, or LATE where that was the suspicion), or by Triton's words for a
+    dead python stub (DEAD_STUB). It also fails by an error like those that made a streak (SICK). Any other status of
+    the probe shows a model that answers. A good answer since the suspicion outweighs a probe that failed by an
+    inference: the place works for others.
 Deviations: the text of a probe's answer is read, though texts prove nothing: the probe's input is ours, no client
     chose it, and what it proves holds for that model alone.
 """

@@ -3,8 +3,8 @@
 Source: gRPC's PROTOCOL-HTTP2.md and compression.md (grpc/grpc, doc/), statuses of HTTP in http-grpc-status-mapping.md.
 Data: headers, data and trailers of a stream, in the order in which they come.
 Decision: the messages they hold, or the status with which they are refused.
-Formulation: a message is one byte (1 = compressed), its length in four, and so many bytes; a timeout is at most eight
-    digits and a unit; `grpc-message` is percent-coded UTF-8; values of keys in -bin are base64 without padding.
+Formulation: a message is one byte (1 = compressed), its length in four, and so many bytes. A timeout is at most eight
+    digits and a unit. `grpc-message` is percent-coded UTF-8. Values of keys in -bin are base64 without padding.
 Deviations: none.
 """
 

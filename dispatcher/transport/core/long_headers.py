@@ -2,8 +2,8 @@
 
 libnghttp2 takes no value of more than 65,536 bytes (a constant) and ends the connection for one, with all calls on it.
 A slice's error text may be longer. HPACK (RFC 7541) decodes a connection's header blocks in order, so a block cannot
-be left out: its long values are replaced. A replaced value that enters the dynamic table stays larger than the table,
-so that it empties it as the long one would (RFC 7541, 4.4).
+be left out: its long values are replaced. A replaced value that enters the dynamic table stays larger than the table.
+So it empties the table as the long one would (RFC 7541, 4.4).
 """
 
 from collections.abc import Sequence

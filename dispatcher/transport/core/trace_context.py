@@ -1,6 +1,6 @@
 """Trace context of a request: which metadata of a client is passed on to the slice that answers.
 
-Source: W3C Trace Context, level 1. What is not a traceparent is dropped, and its tracestate with it; so is a tracestate
+Source: W3C Trace Context, level 1. What is not a traceparent is dropped, and its tracestate with it. So is a tracestate
 that no header can carry or that is longer than `STATE_CHARS_MAX` (512 must be passed on).
 """
 

@@ -1,8 +1,8 @@
 """Governor of a device: which clock it wants now, inside the range of the plan.
 
-A governor is made when the plan names it, and stepped when the plan of its device changes and at the time that it asked
-for. Its clock is the upper end of what is locked: under load a GPU runs there, idle it may fall to the range's lower
-end. 0: no limit but the plan's. Leases and sleep go before it (`clock_control.py`).
+A governor is made when the plan names it. It is stepped when the plan of its device changes, and at the time that it
+asked for. Its clock is the upper end of what is locked: under load a GPU runs there, idle it may fall to the range's
+lower end. 0: no limit but the plan's. Leases and sleep go before it (`clock_control.py`).
 
 A governor decides a clock, and a power limit can stand for it (`wishes`): the limit under which the board, however much
 computes, runs at that clock by the law of trefoil/core/power.py. What draws less runs faster, never slower. The limit

@@ -1,9 +1,9 @@
 """Proof of a reset: whether a GPU that was let go of may be used again, by one look at it.
 
 A GPU may continue answering after a fatal Xid although no result of it can be trusted, so that an answer proves
-nothing. Newer drivers say whether they still ask for a reset. Before them there is only the energy counter, which
-begins again with a reset, but also when no process has the GPU open while its persistence mode is off. To be reset a
-GPU needs that mode off for a while; so a counter that began again proves a reset once the mode is on again as it was.
+nothing. Newer drivers say whether they still ask for a reset. Older drivers have only the energy counter, which begins
+again with a reset. It also begins again when no process has the GPU open while its persistence mode is off. To be reset
+a GPU needs that mode off for a while. So a counter that began again proves a reset once the mode is on again as it was.
 Where it was off before, nothing does, and a person has to say so. A pending MIG mode comes into force by a reset alone.
 """
 

@@ -3,9 +3,9 @@
 Data: counter C [J], baseline power B [W], serving time s [s] of an interval of length t [s], and what its slices did.
 The counter is NVML's, RAPL's, or an integral of power readings where there is none.
 Formulation, per interval: dC = what the counter has moved (resets, wobbles and impossible steps below).
-    idle        = min(dC, B s)                      at least one slice READY, SWAPPING or DRAINING
-    unallocated = min(dC - idle, B (t - s))         none of them; plus the parts of the rest that belong to no slice
-    rest        = dC - idle - unallocated           split by activity (`attribution`)
+    idle        = min(dC, B s)                      at least one slice READY, SWAPPING or DRAINING.
+    unallocated = min(dC - idle, B (t - s))         none of them; plus the parts of the rest that belong to no slice.
+    rest        = dC - idle - unallocated           split by activity (`attribution`).
 Warm-up and work on slices that do not serve yet weigh in as unallocated; so does a rest without any activity.
 Deviation: none.
 
@@ -14,9 +14,9 @@ joule. What cannot be is never booked: no negative step, and no step that the de
 says nothing of the time before the reset: its sample begins when a device of the baseline power began to draw what it
 shows, and the time before that is a gap.
 
-The baseline (CONTRACTS: the measured minimum at that clock) is learned from quiet intervals, in which every slice
-served, no counter and no sensor showed any work, and the clock stood still. Their mean power over at least QUIET_S is
-a measurement (one interval alone may hold a batch that Triton has not counted yet); the lowest one at each clock
+The baseline (CONTRACTS: the measured minimum at that clock) is learned from quiet intervals. In them every slice
+served, no counter and no sensor showed any work, and the clock stood still. Their mean power over at least QUIET_S is a
+measurement. One interval alone may hold a batch that Triton has not counted yet. The lowest measurement at each clock
 stands. Until a clock has one, and where a measurement is absurd, the device type's idle power scaled to that clock
 stands.
 """
@@ -108,8 +108,8 @@ class PowerIntegral:
     """Energy integral of power readings by trapezoids, for devices without a counter; starts at 0 with this object.
 
     The true power between two readings is unknown. Where it is monotonic, a trapezoid errs by at most half the
-    rectangle between them; the sum of these rectangles, of everything across holes, and the sensor's own error are the
-    stated uncertainty.
+    rectangle between them. The stated uncertainty is the sum of these halves, of everything across holes, and of the
+    sensor's own error.
     """
 
     def __init__(self) -> None:
@@ -216,8 +216,9 @@ def is_possible(state: MeterState, device: str, origin: str, now_s: float, monot
 def recover(known: MeterState | None, sample: EnergySample, now_s: float, monotonic_s: float) -> MeterState | None:
     """State after the last sample that was published of a device, where the log (`known`) lacks it; else None.
 
-    Where it continues from is the published counter, by which no joule counts twice; a sample too old to say what the
-    device did since, or that no agent of this device can have counted to, only keeps `seq` from coming twice.
+    It continues from the published counter, so that no joule counts twice. A sample without an origin, or too old to
+    say what the device did since, only keeps `seq` from coming twice. None also if no agent of this device can have
+    counted to its `seq`.
     """
     seq = known.seq if known is not None else 0
     if not seq < sample.seq <= max(seq, int(now_s)) + SEQ_AHEAD_MAX:

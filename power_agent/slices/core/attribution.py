@@ -2,11 +2,11 @@
 
 Data, per slice: busy seconds that Triton counted; where a sensor has them, its mean activity a in 0..1 over the
 interval (DCGM's or GPM's graphics engine activity). NVML has no energy per slice.
-Formulation: weight = activity seconds x sm share, activity seconds = a x length of the interval, or Triton's. One
-source for all slices of an interval, the first of DCGM, GPM, Triton that has a fresh value for each of them and does
+Formulation: weight = activity seconds x sm share, activity seconds = a x length of the interval, or Triton's. All
+slices of an interval have one source: the first of DCGM, GPM, Triton that has a fresh value for each of them. It must
 not contradict Triton by seeing nothing at all. Inside a slice its models share by busy seconds.
-A foreign client: where the operating system counts all use of the device (CPUs), the rest of it weighs in;
-elsewhere no slice gets more than its activity can draw at full power. Both are unallocated.
+A foreign client: where the operating system counts all use of the device (CPUs), the rest of it weighs in. Elsewhere no
+slice gets more than its activity can draw at full power. Both are unallocated.
 Deviation: none. Triton counts a batch when it ends, so a batch across the border weighs in the later interval: the
 error is bounded by one batch per interval and cancels over several.
 """

@@ -1,8 +1,8 @@
 """Drain rules: a slice may be stopped when no dispatcher worker can still send to it and nothing is in flight on it.
 
 CONTRACTS section 4, rollout order. Every worker says in its TableAck by which table it routes and what it has in
-flight; an ack older than its limit is that of a dead worker and does not count. The table that a worker must have
-reached is the node plan's revision, or, when the published routes already leave the slice out, the revision of those
+flight. An ack older than its limit is that of a dead worker and does not count. The table that a worker must have
+reached is the node plan's revision. When the published routes already leave the slice out, it is the revision of those
 routes: a rollout publishes them before it takes the slice away, and later routes may wait for this very drain.
 
 A slice that the agent takes away by itself (its device is out of service) is routed to still. Workers leave it because

@@ -29,8 +29,8 @@ def refuse_made_up_epoch(epoch: int, highest: int, led: int) -> None:
 
 
 def is_void(highest: int, epoch: int, led: int) -> bool:
-    """Whether what was obeyed here fences nothing: it is further beyond the epoch that controllers lead under than any
-    lease was counted (a journal of another cluster, or spoilt), and the command is their leader's."""
+    """Whether what was obeyed here fences nothing, for a command of the leader. The obeyed epoch is then more than
+    EPOCHS_AHEAD_MAX beyond the one that controllers lead under (a journal of another cluster, or spoilt)."""
     return bool(led) and epoch == led and highest > led + EPOCHS_AHEAD_MAX
 
 

@@ -3,11 +3,11 @@
 Data: seen slices (driver, processes and journal agree), the desired NodePlan, the catalogue.
 Decision: a partial order of tasks. `after` names the tasks that must be done first; all others may run at once, so that
 a slice starts while its neighbour drains.
-Rules: placements are explicit (the driver's own choice fragments the GPU); a slice that is planned with what it runs
-gets no task; another variant of the same families is loaded in place while the old one serves, if both fit into the
-slice's memory, else the slice drains and starts again; an instance is created after all that overlap it are destroyed.
+Rules: placements are explicit (the driver's own choice fragments the GPU). A slice that is planned with what it runs
+gets no task. Another variant of the same families is loaded in place while the old one serves, if both fit into the
+slice's memory. Else the slice drains and starts again. An instance is created after all that overlap it are destroyed.
 A whole GPU and a range of cores are there anyway: nothing is created or destroyed, what runs there first ends.
-Level-triggered: it is asked again after each task, so a new plan, a crash or a failed step needs no case of its own.
+Level-triggered: it is asked again after each task, so a new plan, a crash or a failed step needs no separate case.
 """
 
 from collections.abc import Iterator, Sequence

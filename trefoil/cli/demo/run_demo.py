@@ -1,9 +1,10 @@
 """`trefoil demo`: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
 
-The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile, compressed into
-`measure_s` (mean and peak both occur, in the same proportion), the median of `rounds` of them. It is printed and then
-fixed for every run. After the runs the same scenario is simulated under several seeds (spread.py): one run is one draw.
-On this machine's CPUs nothing is: where no meter is there are no grams to be spread.
+The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile. The profile is
+compressed into `measure_s`: mean and peak both occur, in the same proportion. The median of `rounds` measurements
+counts. The SLO is printed and then fixed for every run. After the runs the same scenario is simulated under several
+seeds (spread.py): one run is one draw. On this machine's CPUs nothing is simulated: without a meter there are no grams
+whose spread could be shown.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """`trefoil family profile`: measure what the operating points of a family cost, on real slices, and write profile.csv.
 
-The running system lends a device of each type, on which every variant is put on every slice type in turn while the
-others serve on; it has it back at the end. Through a power agent (`--agent`) a node is used alone that serves nothing.
-A single Triton outside of Trefoil (`--triton`) is measured unchanged; its joules are null unless the agent of its
-node and its device are named too.
+The running system lends a device of each type, and has it back at the end. On that device every variant is put on every
+slice type in turn, while the other devices serve on. Through a power agent (`--agent`) a node is used alone that serves
+nothing. A single Triton outside of Trefoil (`--triton`) is measured unchanged. Its joules are null unless the agent of
+its node and its device are named too.
 """
 
 import asyncio

@@ -50,8 +50,8 @@ def split_family(folder: Path, stages: int, device: str, items: int) -> "list[Gr
 
 
 def with_stage_rows(text: str, variant: Variant, stages: "Sequence[GraphStage]", where: str) -> str:
-    """A profile with rows of a variant's stages: each has the part of the whole's time and joules that it has of the
-    graph's, and the whole's memory without the weights of the others. What was said of s before goes.
+    """A profile with rows of a variant's stages. A stage has the part of the whole's joules and time that it has of the
+    graph's time. Its memory is the whole's without the weights of the others. Earlier statements of s are removed.
     """
     lines = text.splitlines()
     comments = [line for line in lines if line.startswith("#") and not line.startswith(f"# {SENSITIVITY}")]

@@ -16,13 +16,13 @@ from trefoil.runtime.model_files import CONFIG, FILES, contract
 def write_stage_models(
     model: Path, stages: Sequence[Path], shapes: Sequence[tuple[int, ...]], batch: int, repository: Path
 ) -> list[str]:
-    """Write stages of `<family>/<version>/model.onnx` as `<family>@<n>of<stages>`; returns these names. What goes in at
-    the first and comes out of the last is as in the family's contract; `shapes`: of what so many items are between each
-    stage and the next.
+    """Write stages of `<family>/<version>/model.onnx` as `<family>@<n>of<stages>`; returns these names. The first
+    stage's inputs and the last stage's outputs are as in the family's contract. `shapes`: of each stage's output, for
+    `batch` items.
 
     Raises:
-        CatalogError: the model is in no family, or that has no tensor contract, or items are not the first dimension
-            of what goes from stage to stage.
+        CatalogError: the model is in no family, or its family has no tensor contract. Or items are not the first
+            dimension of what one stage passes to the next.
     """
     source, version, names = model.absolute().parent.parent, model.absolute().parent.name, list[str]()
     if not version.isdecimal():

@@ -1,10 +1,10 @@
 """Load of a live run, decided completely before the first request is sent, from a seed: when, and which images.
 
-Arrivals come from a rate profile (a Poisson process whose rate is piecewise linear) or from a trace file, by the
-generator and the reader of trefoil/simulator/scenario/arrivals.py.
+Arrivals come from a rate profile (a Poisson process whose rate is piecewise linear) or from a trace file. The generator
+is that of trefoil/simulator/scenario/arrivals.py, the reader that of request_trace.py next to it.
 
 Images are drawn in shuffled full passes over the held-out set, so that after every pass each image was sent equally
-often and the measured accuracy is that of the set, not of a lucky sample.
+often. So the measured accuracy is that of the set, not of a lucky sample.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Result of a load: a record per request, and every number that is reported about them.
 
-Latency counts from the time a request was intended to be sent, so that a generator or a server that falls behind shows
-it (no coordinated omission). A request that was rejected, failed or never sent is a miss of the SLO.
+Latency counts from the time at which a request was intended to be sent. So it shows a generator or a server that falls
+behind (no coordinated omission). A request that was rejected, failed or never sent is a miss of the SLO.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Document of a report: what was drawn and emitted for whom, how well that is known, and the SCI, from the books.
 
 Books are sums by family and hour (docs/monitoring.md). Meters know no tenants: each hour's energy of a family is split
-among those who asked by what their receipts say, or by answers in an hour without receipts. What is not known is None,
-with a reason in `unknown`; parts always sum to their whole, and what no part accounts for is a separate part.
+among the tenants by their receipts, or by answers in an hour without receipts. What is not known is None, with a reason
+in `unknown`. Parts always sum to their whole. What no part accounts for is a separate part.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

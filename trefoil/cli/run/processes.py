@@ -1,8 +1,8 @@
 """Child processes: one started process and everything that it may leave behind.
 
-Three nets hold, so that nothing survives whatever kills us: each child runs in a separate session and is stopped
-group by group; the kernel stops it when the launcher dies (parent-death signal); and every descendant carries
-`TREFOIL_LAUNCH_ID` in its environment, by which `kill_leftovers` finds what escaped both.
+Three mechanisms make sure that no process survives the launcher, however it ends. Each child runs in a separate
+session, and is stopped group by group. The kernel stops the child when the launcher dies (parent-death signal). Every
+descendant carries `TREFOIL_LAUNCH_ID` in its environment, by which `kill_leftovers` finds what escaped both.
 """
 
 import asyncio
@@ -183,8 +183,8 @@ def _die_with_parent() -> tuple[str, ...]:
     """What to put before a command so that the kernel SIGTERMs it when the launcher dies (Linux; elsewhere
     `kill_leftovers` alone must do).
 
-    A separate process that becomes the command, no `preexec_fn`: that would run Python, and gRPC's fork handlers, in
-    a fork of a process with gRPC's threads, and now and then such a child dies of signal 11.
+    A separate process becomes the command; `preexec_fn` is not used. It would run Python, and gRPC's fork handlers, in
+    a fork of a process with gRPC's threads. Now and then such a child dies of signal 11.
     """
     if not sys.platform.startswith("linux"):
         return ()

@@ -2,11 +2,11 @@
 
 A row of n cores is of n requests at once, one thread each (of a quota: as many as it has cores or begins), and holds on
 CPUs of any number of cores. Data: the rows of a catalogue. Result: the rows of a slice type by batch.
-Formulation: between two profiled sizes, and level beyond the first and last, straight lines in the cores of
-  core seconds of a request   w = latency x cores / requests at once
-  throughput a core           T / cores
-  active joules, memory
-Ranges of cores and quotas have separate profiles: who is throttled waits otherwise than who is pinned.
+Formulation: straight lines in the cores between two profiled sizes, level beyond the first and last, of these figures.
+  - core seconds of a request   w = latency x cores / requests at once
+  - throughput a core           T / cores
+  - active joules, memory.
+Ranges of cores and quotas have separate profiles: a throttled slice waits otherwise than a pinned one.
 """
 
 from bisect import bisect_left

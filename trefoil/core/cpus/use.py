@@ -2,8 +2,9 @@
 
 Source: kubernetes/autoscaler, vertical-pod-autoscaler, pkg/recommender: model/aggregations_config.go,
 util/decaying_histogram.go, util/histogram_options.go.
-Formulation: buckets from 0.01 core up, each 5 % wider than the one before, to 1,000 cores; a sample weighs the cores of
-its slice (0.1 at least), half as much 24 h later; a percentile is the end of the bucket that reaches it.
+Formulation: the first bucket is 0.01 core wide, each further one 5 % wider than the one before, up to 1,000 cores. A
+sample weighs the cores of its slice (0.1 at least), and half as much 24 h later. A percentile is the end of the bucket
+that reaches it.
 Deviations: weights are decayed when a sample comes, not multiplied up since a reference; those below 1e-4 go.
 """
 

@@ -31,8 +31,8 @@ class Shortage(IntEnum):
 class PendingJob:
     """Job that is not finished: items of one family, all of which can run from `arrives_at_s` on.
 
-    A job that is only expected arrives later than now: it holds its place in the plan, so that those that are here do
-    not count on hours that others will need, and has no portions or prospect there.
+    A job that is only expected arrives later than now. It holds its place in the plan, so that jobs that have arrived
+    do not count on hours that others will need. It has no portions or prospect in the plan.
 
     `zones`: where it may run, its home first; empty: wherever a slot is. `transfer_j`: joules that move one item from
     home to another zone, and its result back. `grams_left`: of the most grams that it may cause.

@@ -1,7 +1,8 @@
 """Whether a value from Redis can be what its writer measured: functions return what contradicts it, "" for nothing.
 
 Redis is a blackboard: a stray value may stand there, well-formed and absurd. Bounds are far beyond what a dispatcher
-worker or a device can do, so that no true value is set aside, and low enough that a false one moves no plan for long.
+worker or a device can do, so that no true value is set aside. They are low enough that a false value moves no plan for
+long.
 """
 
 from collections.abc import Collection, Mapping

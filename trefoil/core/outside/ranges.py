@@ -1,9 +1,9 @@
 """Ranges of numbers that come from outside: settings, messages, files. One table, by the unit that ends a name.
 
 Data: the name of a field and its value.
-Formulation: 0 is free, since it means "none" or "the default" where a field takes it at all; any other value lies
+Formulation: 0 is free, since it means "none" or "the default" where a field takes it at all. Any other value lies
 between `low` and `high` in size. Signs and tighter bounds are the field's own. A range is so wide that no user who
-knows what a field means misses it, and so narrow that sums, products and quotients of such numbers stay finite and
+knows what a field means misses it. It is so narrow that sums, products and quotients of such numbers stay finite and
 exact. Deviations: none.
 """
 

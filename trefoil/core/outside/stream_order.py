@@ -3,9 +3,9 @@
 Data: a number `seq` that grows, and an interval that begins where the one before ended.
 Formulation: a value that continues the last one is taken. One that does not (a gap, a stray value, the first one of a
 writer) is held: once a later value continues a held one, both are taken. Whatever else is held then is contradicted and
-set aside, as is the oldest of more than HELD_MAX. So no single stray value, whatever number or time it has, is counted
-or makes a true one be left out; nor do many that stand between true ones. Of `proven` writers, known from elsewhere,
-the first value is taken at once.
+set aside, as is the oldest of more than HELD_MAX. So a single stray value, whatever number or time it has, is not
+counted, and no true value is left out because of it. Nor do many stray values between true ones have such an effect. Of
+`proven` writers, known from elsewhere, the first value is taken at once.
 Deviations: none.
 """
 

@@ -15,9 +15,9 @@ fixed ms per step over Inception-V3's, A100 column of keras.io/api/applications;
     EfficientNetV2 (32, 40) as EfficientNet-B3 (26), MobileNetV3 (15, 11) as MobileNetV2 (17).
 Every batch of one size takes the same time, as the paper replays means.
 Deviations: all jobs send until the slowest has sent its requests. Intensities are hourly, of California and New South
-    Wales by the nearest public series (Table IV's is not public), and each seed begins on another day.
-The average of carbon (ACI) starts as the paper's traces do, on 1 January 2022; `history` "2021-10" starts it with the
-    series at hand, 85 days earlier.
+    Wales by the nearest public series (Table IV's is not public). Each seed begins on another day.
+The average of carbon (ACI) starts as the paper's traces do, on 1 January 2022. With `history` "2021-10" it starts with
+    the series at hand, 85 days earlier.
 """
 
 import json

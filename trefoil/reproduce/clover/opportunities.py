@@ -44,9 +44,9 @@ def mixes(family: str) -> list[dict[str, Any]]:
 def partitions(family: str) -> list[dict[str, Any]]:
     """Partitions of Fig. 3: the smallest variant on C1 = 7g, C2 = 4g + 2g + 1g, C3 = 7 x 1g, twice.
 
-    At one load an awake GPU draws its idle power whatever it is cut into, and C1 waits where C3 does not. Kept busy (as
-    who sends "the same number of requests" as fast as they are answered), idle power is shared by all that is answered
-    meanwhile, and a request takes as long as its slice is slow.
+    At one load an awake GPU draws its idle power whatever it is cut into, and C1 waits where C3 does not. Figures with
+    `busy` are of a GPU without pauses: a client sends "the same number of requests" as fast as they are answered. Then
+    all requests answered meanwhile share the idle power, and a request takes as long as its slice is slow.
     """
     catalog = _catalog(family)
     variant = catalog.family(family).by_accuracy()[0].name

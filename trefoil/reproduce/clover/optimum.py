@@ -1,8 +1,9 @@
-"""Offline optimum of a budget: the fewest grams at a mean accuracy for who knows every hour beforehand.
+"""Offline optimum of a budget: the fewest grams at a mean accuracy, with every hour known beforehand.
 
-Source: DESIGN section 7.2, "an LP over the 48 h". It is the ruler beside `exact` in budget mode, not a scheme.
-Data: the intensities of the window; a frontier of plans, each *measured* by a separate run on the schemes' truth,
-fleet, load and SLO, at a constant intensity. Decision: the share of its time that each intensity gives to each plan.
+Source: DESIGN section 7.2, "an LP over the 48 h". It is the yardstick for `exact` in budget mode, not a scheme.
+Data: the intensities of the window, and a frontier of plans. Each plan is *measured* by a separate run on the schemes'
+truth, fleet, load and SLO, at a constant intensity. Decision: the share of its time that each intensity gives to each
+plan.
 Formulation: min sum_i w_i CI_i sum_p x_ip J_p  subject to  sum_p x_ip = 1,  sum_i w_i sum_p x_ip A_p >= floor.
 A plan of the frontier is the planner's own at one price v of accuracy, min J - v A: none of its plans is below the
 line of slope v through it. With these lines instead of the points the same program bounds what a frontier without end

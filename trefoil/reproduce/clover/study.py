@@ -1,7 +1,8 @@
 """`trefoil reproduce clover`: which runs, in which order, and what is said of them.
 
 Source: CLOVER (SC 23) section 5; what its public code does differently: docs/policies.md. Order: BASE at every load
-(SLO and C_base come from it), then the schemes at equal load, then those that are given CLOVER's own accuracy as floor.
+(SLO and C_base come from it), then the schemes at equal load. Last come those that are given CLOVER's own accuracy as
+floor.
 """
 
 import math
@@ -112,8 +113,8 @@ class Study:
 def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
     """Specs of the schemes at equal load, SLO, fleet and lambda; CLOVER as printed, and with what is ours in it.
 
-    Those that plan by a profile have taken it on the very hardware, as ORACLE has; `exact` once more with the modelled
-    profile, whose errors it does not know. Of an experiment with policies: these alone, and BASE.
+    Those that plan by a profile have taken it on the very hardware, as ORACLE has. `exact` runs once more with the
+    modelled profile, whose errors it does not know. Of an experiment with policies: these alone, and BASE.
     """
     of = study.options.experiment
     best, largest = load_family(family_folder(family, of.repository))[0].best.name, device_type(of.device).largest.name
@@ -138,8 +139,8 @@ def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
 def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict[str, list[Spec]]:
     """Specs of plans that are held to CLOVER's own mean accuracy, seed by seed.
 
-    `exact` plans a budget by the feed's own forecast from the days before; without any, and by a perfect one, to say
-    what that is worth.
+    `exact` plans a budget by the feed's own forecast from the days before. To show what a forecast is worth, it also
+    plans without any, and by a perfect one.
     """
     of = study.options.experiment
     past, awake = {"forecast": "blend", "past": past_of(of.trace)}, {**TRUTH, "awake_min": of.gpus}

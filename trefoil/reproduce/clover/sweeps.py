@@ -215,8 +215,8 @@ def ranking(scores: Mapping[str, Mapping[str, float]], tie: float) -> dict[str, 
 def lambda_sweep(study: Study, family: str) -> dict[str, Any]:
     """Weights of Fig. 14 at 100 g/kWh, every seed: (a) lambda from 0.1 to 0.9, (b) a threshold on the accuracy lost.
 
-    CLOVER cuts and fills every GPU alike, so that between BASE and the cheapest step down it has nothing that keeps
-    BASE's own p95; thresholds below that step leave it BASE. `exact`, held to the same accuracy, mixes across GPUs.
+    CLOVER cuts and fills every GPU alike. So between BASE and the cheapest step down it has nothing that keeps BASE's
+    own p95; thresholds below that step leave it BASE. `exact`, held to the same accuracy, mixes across GPUs.
     """
     wanted: dict[tuple[str, str], list[tuple[Spec, Spec]]] = {}
     for seed in study.options.seeds:

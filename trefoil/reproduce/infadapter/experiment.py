@@ -1,14 +1,13 @@
 """InfAdapter's experiment: five residual networks on 20 cores, 21 minutes of Twitter's load and a steady one.
 
 Source: InfAdapter (EuroMLSys 23), section 5, Figs. 5, 7 to 10; its public code for what the paper does not say.
-    Capacities: published.py. Load: the public code's slice of 1,260 s; its steady slice is not public here, so
-    one of the same mean and maximum (111 and 206 requests/s over 1,500 s) is made up. Before time zero either runs
-    backwards, so that forecasters have their ten minutes of history.
+    Capacities: published.py. Load: the public code's slice of 1,260 s. Its steady slice is not public here, so one of
+    the same mean and maximum (111 and 206 requests/s over 1,500 s) is made up. Before time zero either runs backwards,
+    so that forecasters have their ten minutes of history.
 Arrivals: `poisson`, or `repeated` as the public load generator sends them: its generator begins again in every second,
     so that seconds of one rate bring the same gaps.
-Deviations: slices serve as the queueing law has it, with service times that carry what was published
-    (published.py), so that what a planner reads off its line is nearly true. No client gives up; joules are
-    unknown.
+Deviations: slices serve as the queueing law has it, with service times that carry what was published (published.py).
+    So what a planner reads off its line is nearly true. No client gives up; joules are unknown.
 """
 
 from collections.abc import Mapping

@@ -278,9 +278,10 @@ def _best(budget: int, per_s: float, share: float = 1.0) -> dict[str, Any]:
 
 
 def fig4() -> dict[str, dict[str, Any]]:
-    """Fig. 4: most images/s of one network on a slice, and at loads the images/s answered and the mean latency [ms], by
-    batch size and by how its cores are shared out; what `trefoil family profile` wrote with one instance a core and
-    with one.
+    """Fig. 4: most images/s of one network on a slice; images/s answered and mean latency [ms] at several loads.
+
+    By batch size and by how the slice's cores are shared out. `trefoil family profile` wrote the figures: with one
+    instance a core, and with a single instance.
     """
     points = json.loads(resources.files("trefoil.reproduce.infadapter").joinpath("fig04.json").read_text("utf-8"))
     found = {}

@@ -1,21 +1,22 @@
 """mu-Serve's experiment, with its scheduler or without (A.3): 15 models on V100s, policies at equal load, in pipelines.
 
 Source: mu-Serve sections 4.1, 4.2, A.3. SLO scales are multiples of a request's latency alone under AlpaServe's plan.
-    Loads: gamma gaps, not sorted as the authors' public code does, a process for each model, all of one rate; or the
-    same in time warped by a day of Azure's functions, each of whose minutes lasts MINUTE_S. SenseTime's trace is not
-    public in the form that was used.
+    Loads: gamma gaps, not sorted as the authors' public code sorts them. Each model has a separate process, all of one
+    rate. Or these processes in time warped by a day of Azure's functions, each of whose minutes lasts MINUTE_S.
+    SenseTime's trace is not public in the form that was used.
 Policies: `alpaserve` at the highest clock; `alpaserve_scaling`: governor `miad` on each GPU of the same placement;
     `muserve`: clusters of operators as units, and stages placed by sensitivity over all GPUs, with `miad`.
 Scheduler (`queue`): "fifo", "ssjf" by predicted classes of length, "oracle" by true ones; lengths and the predictor's
     errors are drawn (lengths.py). The earliest turn of the queue that serves live goes first on each GPU, a model that
     does not generate without a prediction; "oracle": arrival + AGING times the time that the request takes.
-Player: controller/planners/muserve/pipelines.py, without batches and rollouts, as AlpaServe's; the governor of each
+Player: controller/planners/muserve/pipelines.py, without batches and rollouts, as AlpaServe's. The governor of each
     GPU, its settings and what it sees of latencies are the power agent's own, once a second.
 Power: the paper's V100s have "no idle time" (section 4.2). With `waits_active` a GPU that hosts a model draws the
-    active power of its clock while it waits, too, as under a runtime that polls or keeps kernels resident.
-Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since AlpaServe's groups are often single GPUs,
-    in which there is nothing to place (`grouped`: inside them); the turn orders all requests of a GPU, where the paper
-    has a queue for each model instance. `group_size`: AlpaServe's groups have so many GPUs; 0: it chooses.
+    active power of its clock also while it waits. That models a runtime that polls or keeps kernels resident.
+Deviations: GPUs of 16 GB less CONTEXT_MIB. Algorithm 2 runs over all GPUs, since AlpaServe's groups are often single
+    GPUs, in which there is nothing to place. With `grouped` it runs inside the groups. The turn orders all requests of
+    a GPU, where the paper has a queue for each model instance. `group_size`: AlpaServe's groups have so many GPUs; 0:
+    it chooses.
 """
 
 import math

@@ -1,10 +1,11 @@
 """Lengths of generated answers, and what a predictor says of them: drawn, by its measured confusion matrix.
 
-Source: mu-Serve section 3.3 and Fig. 3. LMSYS-Chat-1M, whose lengths the paper has, is not public here: lengths are the
-    generated tokens of Azure's two LLM traces, those of the family `pydoc` on prompts never trained on, or those of
-    three tasks in one (tasks.json, by `make task-lengths`) with what `trefoil lengths train` predicts of each.
+Source: mu-Serve section 3.3 and Fig. 3. LMSYS-Chat-1M, whose lengths the paper has, is not public here. So lengths are
+    the generated tokens of Azure's two LLM traces, or those of the family `pydoc` on prompts never trained on. Or they
+    are those of three tasks in one (tasks.json, by `make task-lengths`), with what `trefoil lengths train` predicts of
+    each.
 Predictor: of a request of true class i it says j with the share of the confusion matrix that was measured on those
-    prompts (model_repository/pydoc/lengths/card.json); classes are cut at the same percentiles of whatever lengths.
+    prompts (model_repository/pydoc/lengths/card.json). Classes are cut at the same percentiles of whatever lengths.
     Of the tasks each request has its own prediction, and of those that repeat a prompt, as hot inputs do, the length
     is known. With the semantic cache, as large a share as it had hits there has the most alike prompt's class instead.
     Two are not predictors: "right classes" knows them, "paper's accuracy" is a normal error that leaves 0.43 of them.

@@ -1,11 +1,11 @@
 """The 15 models of mu-Serve's Table 1 as rows of operators, each with a time and what of it follows the clock.
 
 Source: Table 1 (size, latency); hidden sizes, layers and vocabularies of the published models; V100 as in section 4.1.
-Model: operators of a transformer layer, or of ResNet's bottlenecks, by their FLOPs and bytes in FP32 with weights read
-    once a pass, on the roofline of trefoil/profiler/sensitivity.py at 1380 MHz. An autoregressive model reads PROMPT
+Model: operators of a transformer layer, or of ResNet's bottlenecks, by their FLOPs and bytes in FP32. Weights are read
+    once a pass. Roofline: trefoil/profiler/sensitivity.py at 1380 MHz. An autoregressive model reads PROMPT
     tokens in one pass and makes as many in passes of one; the others read 2 PROMPT. So 512 tokens are a query, as the
     table has it. All times of a model are scaled by one factor to its latency in the table.
-Deviations: experts of Switch are dense feed-forward layers of its base model, as one serves each token; memory is the
+Deviations: experts of Switch are dense feed-forward layers of its base model, as one serves each token. Memory is the
     table's size, by the weights of each operator. With `overhead`, what the roofline leaves of a latency follows no
     clock instead: the framework's time. Where models are named `insensitive` (Fig. 14a), theirs follow the SMs' clock
     by FOLLOWS, as memory does, and those of all others wholly.

@@ -1,8 +1,8 @@
 """mu-Serve's scheduler: completion times and throughput of one model instance, and what it is worth in power.
 
 Source: mu-Serve section 4.3, Figs. 3, 9, 10, 15, 16, Tables 2, 3; A.3, Figs. 17, 18. A job of N tokens takes CONST_S +
-    TOKEN_S * N, as in the authors' public simulator; a job that waited `AGING` mean times of a job longer goes before
-    one a class shorter (theirs goes by waiting time from 100 s on). Gamma gaps, not sorted; load is the rate over
+    TOKEN_S * N, as in the authors' public simulator. A job that waited `AGING` mean times of a job longer goes before
+    one a class shorter. Theirs goes by waiting time from 100 s on. Gamma gaps, not sorted; load is the rate over
     1 / (mean time of a job).
 Order: the turn of the queue that serves live (dispatcher/queues/ssjf.py); `oracle`: the shortest first.
 Throughput: what is answered while jobs arrive, over that time.

@@ -1,10 +1,10 @@
 """WattWiser's experiment: five pairs of models, four GPUs, a load of 24 hours; four policies at equal load.
 
 Source: WattWiser, Table I, sections IV-A, IV-B, Figs. 3, 4, 5. Load: SWIM in bins, each trace scaled to 20 to 95 % of
-    what two GPUs of its model answer; the first model follows FB-2009, the second FB-2010 (the paper does not say
-    which, nor how wide its bins are: the study sweeps them). Every bin lasts `step_s`.
+    what two GPUs of its model answer. The first model follows FB-2009, the second FB-2010. The paper does not say
+    which, nor how wide its bins are: the study sweeps them. Every bin lasts `step_s`.
 Model of a GPU, since the paper gives only Table I's model_max_rps X and SLO S: the largest batch is B = X S / 2
-    requests (Little's law at half the SLO) and takes t(B) = RHO B / X; a batch of n takes
+    requests (Little's law at half the SLO) and takes t(B) = RHO B / X. A batch of n takes
     t(B) (FIXED + (1 - FIXED) n / B). RHO is such that a GPU alone has a p95 of S at X requests/s. So both readings of S
     hold: it is the p95 at full load (the caption), and about twice what a full batch takes (the text). In the fixed
     part a GPU is busy to USE_FIXED, in the rest wholly, and power follows that. GPUs are V100s, of the class of the

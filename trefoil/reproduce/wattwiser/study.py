@@ -141,8 +141,8 @@ def _says(pairs: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
 
 
 def _fig3(spec: PairSpec) -> dict[str, Any]:
-    """Fig. 3(c): shares of each family's requests by GPU and bin; whether the shared GPU serves those families alone
-    that ask for more than one GPU answers (between that and 0.1 below it is as it was: the hysteresis)."""
+    """Fig. 3(c): shares of each family's requests by GPU and bin. Also whether the shared GPU serves only families that
+    ask for more than one GPU answers. Loads from 0.9 of that up to it are not judged: the hysteresis holds there."""
     shares, own = shares_of_gpus(spec), 1 / GPUS_PER_MODEL
     serves = [
         (load, shares[family]["gpu1"][at] > 0)

@@ -1,7 +1,7 @@
 """The catalogue of a model repository in force, read again while a service runs when its family files have changed.
 
 A new catalogue is judged before it is in force. One that cannot be read, or that lacks a variant of a family in use,
-leaves the old one in force; `why` says so until the files change. Reading is done in a thread.
+leaves the old one in force. `why` says so until the files or the families in use change. Reading is done in a thread.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Signatures of what stands in Redis and is obeyed: plans, node plans, and the files that a controller leaves the next.
 
 HMAC-SHA256 under keys that stand in files, and not in Redis. The plan key, of controllers and agents, signs node plans
-and files. The routes key is derived from it and signs plans, plans of jobs and rungs of budgets: dispatchers hold the
-routes key alone, from which the plan key cannot be computed, so that a dispatcher cannot sign what an agent or a
-controller obeys. A signature covers cluster, kind, name, revision and all that is said.
+and files. The routes key is derived from it and signs plans, plans of jobs and rungs of budgets. Dispatchers hold the
+routes key alone, from which the plan key cannot be computed. So a dispatcher cannot sign what an agent or a controller
+obeys. A signature covers cluster, kind, name, revision and all other content.
 
 `python -m trefoil.runtime.security.plan_keys PLAN-KEY-FILE` prints the file of routes keys.
 """

@@ -56,7 +56,7 @@ class Tls:
         not those of clients alone. `serves`, `calls`: what our certificate has to be good for.
 
         Raises:
-            SettingError: a file cannot be read, or is not PEM; certificate and key are not a pair; the certificate has
+            SettingError: a file cannot be read, or is not PEM; certificate and key are not a pair. The certificate has
                 expired, is another authority's, or is not for what it is used for.
         """
         if (certificate is None) != (key is None):

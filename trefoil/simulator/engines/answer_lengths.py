@@ -3,7 +3,7 @@
 Model: the law of a service time is that of its answer's length (trefoil/core/queueing.py: gamma, with the profile's
     CV). A request comes with its share of that law, 0 to 1, whichever slice answers it: the share is its class of
     length, and its service time the quantile there. Its predicted class is drawn from the row of its class in the
-    confusion matrix that the family's predictor was measured with; without one there are no predictions.
+    confusion matrix that the family's predictor was measured with. Without a matrix there are no predictions.
 Used where the queue goes by lengths; everywhere else each slice draws from the same law. Where a trace is replayed
     (`ReplayedLengths`), each request has its own, whatever the queue.
 """

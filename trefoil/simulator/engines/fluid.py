@@ -3,11 +3,11 @@
 Data: mean arrivals of the step, the classes of `dispatcher.routers.weighted` with their slices, their truth.
 Formulation: a router's part says by which law it splits a flow. "shares" (`weighted`): class k gets its share; it is a
     pool of c_k equal servers, its latency the law of core/queueing at its utilisation. "pool" (`fifo`): one pool; slice
-    s answers mu_s g / (mu_s + g), g such that the sum is the flow (an idle slice is as likely as another to be next;
-    g -> infinity at saturation), and waits are those of the pool's mean server. Flow above capacity queues up to the
-    route's bound and is refused beyond; who queued waits for what was ahead of it.
-Deviations from request by request: a step is in equilibrium (no memory but the backlog), utilisation is rounded to
-    1/100 (1/1000 above 0.9) so that laws are computed once; tests/simulation compares both fidelities.
+    s answers mu_s g / (mu_s + g), g such that the sum is the flow. An idle slice is as likely as another to be next;
+    g -> infinity at saturation. Waits are those of the pool's mean server. Flow above capacity queues up to the route's
+    bound and is refused beyond. A queued request waits for what was ahead of it.
+Deviations from request by request: a step is in equilibrium (no memory but the backlog). Utilisation is rounded to
+    1/100 (1/1000 above 0.9) so that laws are computed once. tests/simulation compares both fidelities.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,9 +5,9 @@ what the agent's governors make of the plan's. Under a power limit a board lower
 at once, fits (`power.clock_under`), and idles as without: rows that were measured at limits are the planner's
 knowledge, not the truth.
 Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
-of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, and sleep, are
-unallocated; the rest is active and belongs to the slice that computed. CPUs of whose profile no joules are known have
-no meter: what they draw is NaN, null in JSON.
+of CONTRACTS section 4: baseline while a slice serves is idle. Baseline while none does, and sleep, are unallocated. The
+rest is active and belongs to the slice that computed. CPUs of whose profile no joules are known have no meter: what
+they draw is NaN, null in JSON.
 """
 
 import math

@@ -2,10 +2,10 @@
 
 Data: the scenario's jobs; per interval, what requests computed on each slice. Result: joules of items by slice.
 Model: the controller's core plans hours (`controller/jobs/core/hours.py`) when a job comes or ends and when an hour
-    begins; the dispatcher's core says how many items may start (`dispatcher/jobs/core/planned_hours.py`). They run in
-    batches of the largest profiled size on READY slices of their family and of the variants that are planned, the
-    fewest joules first, the job of the highest priority and earliest deadline first, up to `FULL` of a slice's time
-    with requests.
+    begins. The dispatcher's core says how many items may start (`dispatcher/jobs/core/planned_hours.py`). They run in
+    batches of the largest profiled size, on READY slices of their family and of the variants that are planned. Slices
+    with the fewest joules come first, and jobs of the highest priority and earliest deadline. Items and requests
+    together take at most `FULL` of a slice's time.
 Deviations: items do not delay requests. Live the plan is made each minute, too.
 """
 

@@ -1,8 +1,8 @@
 """Families of a request engine and their lines: requests of one family on one slice, and how the slice computes them.
 
 `OwnLine`: the slice serves no other family, and each request is computed by itself: its end is known when it is sent.
-`SharedLine`: batches form on an instance, and whatever computes on the slice (its `Place`) at once is slowed by
-    trefoil/core/interference.py; what is left of each batch is computed again when one begins or ends there.
+`SharedLine`: batches form on an instance. Batches that compute on the slice (its `Place`) at once are slowed by
+    trefoil/core/interference.py. What is left of each batch is computed again when one begins or ends there.
 Draws: each line has a stream of random numbers. So the same request on the same slice takes the same time under two
 policies until their histories part. A line that is given another service time draws again.
 """
@@ -230,8 +230,8 @@ class SharedLine(Line):
     def gather(self, now_s: float, delay_s: float | None) -> tuple[list[Request], float, float]:
         """Take a batch from a line that has requests: it, its items and 0; or nothing and when to look again [s].
 
-        A batch is all that are there and fit the largest profiled; if some are missing, it waits for them until the
-        first has waited `delay_s` (Triton's dynamic batcher). None: every request is a batch.
+        A batch is all requests that are there and fit the largest profiled batch. If some are missing, it waits for
+        them until the first has waited `delay_s` (Triton's dynamic batcher). None: every request is a batch.
         """
         waiting = self.waiting
         if waiting[0][0] > now_s:

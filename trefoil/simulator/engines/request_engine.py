@@ -47,9 +47,9 @@ class FamilyWindow:
     """Counts and latencies of a family, or of a stage of one, in [starts_s, ends_s).
 
     `latency_ms` holds those answered in it, in order of their answers, client overhead included. `busy_s` is the time
-    that a slice computed inside the window, also for requests that are answered after it, as if alone; `joules` what
-    that cost. `queued` waits at its end. `latency_s_by` has the latencies by slice, without the overhead; `passed_s_by`
-    those of what was answered after an earlier stage was done there.
+    that a slice computed inside the window, also for requests that are answered after it, as if alone. `joules` is what
+    that cost. `queued` waits at its end. `latency_s_by` has the latencies by slice, without the overhead. `passed_s_by`
+    has those of what was answered after an earlier stage was done there.
     """
 
     starts_s: float

@@ -7,8 +7,8 @@ Formulation: on a slice a family of rate r [requests/s] of i items is served in 
     stretch of it - 1), by trefoil/core/interference.py: both sides are iterated together. Joules are E(b) of as many
     batches. A request waits for what is left of the batch under way, which is there for the part u, and takes its own.
     Flow above what the largest batch serves queues up to the route's bound and is refused beyond.
-Deviations from request by request: a step is in equilibrium (no memory but the backlog); equal slices are not pooled,
-    so that without batches waits are too long; batches of a gathering delay are not longer than without it.
+Deviations from request by request: a step is in equilibrium (no memory but the backlog). Equal slices are not pooled,
+    so that without batches waits are too long. Batches of a gathering delay are not longer than without it.
     tests/simulation compares joules.
 """
 

@@ -221,8 +221,8 @@ class ReplayedArrivals:
     """Requests of a trace one by one, each at its time and with its tokens; from the beginning again when they end.
 
     Times are stretched to a mean of `rate_per_s` (0: as recorded). A request alone on a slice takes a step for each
-    token of its answer, one that finds the end, and the share of a step for each token of its prompt that
-    `prompt_tokens_per_step` says (0: none). One of more than `context_tokens` (0: no bound) is refused.
+    token of its answer, and one that finds the end. Of its prompt a step reads `prompt_tokens_per_step` tokens (0: the
+    prompt takes no steps). A request of more than `context_tokens` (0: no bound) is refused.
 
     Attributes, by request: prompt_steps, steps; share: of requests with fewer steps; refused.
     """

@@ -1,8 +1,8 @@
-"""Carbon in simulated time: intensities of zones, and what the feed would say beside the reading.
+"""Carbon in simulated time: intensities of zones, and what the feed would report in addition to the reading.
 
 Forecasts are none, the feed's own models, or a perfect one for comparison. The models get what a live feed would
-get: each interval when it begins (the trace's value of it is what the controller plans by), the lead-in of
-the trace before that, nothing after it. `perfect` reads the trace ahead: what no forecast can be better than.
+get: each interval when it begins, the lead-in of the trace before that, nothing after it. The controller plans by the
+trace's value of the interval. `perfect` reads the trace ahead: no forecast can be better.
 """
 
 from collections.abc import Sequence

@@ -2,11 +2,11 @@
 
 Everything that decides is taken from deploy/config/demo.toml and from the defaults of the services that it starts: the
 very arrivals (the same seed through the same generator), the same trace with the same clock, the same objective, the
-controller's own periods. What a machine adds (time in processes, starting a Triton) stands in `MeasuredDelays`,
-measured on the live system (benchmarks/parity.py prints what it finds); nothing is fitted to make the two agree.
+controller's own periods. What a machine adds (time in processes, starting a Triton) stands in `MeasuredDelays`. It is
+measured on the live system (benchmarks/parity.py prints what it finds). Nothing is fitted to make the two agree.
 
 Left out on purpose: contention for the CPU among Tritons, services and load; jitter of processes and of Redis; the time
-that deciding takes; the warm-up batch of a slice; the error of the meter. See docs/simulator.md.
+that deciding takes. Also left out: the warm-up batch of a slice; the error of the meter. See docs/simulator.md.
 """
 
 import math

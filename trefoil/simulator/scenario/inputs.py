@@ -54,12 +54,12 @@ CV_MAX: Final = 2.5
 class Provided:
     """Values handed over from Python instead of read from files.
 
-    catalog  the planner's estimate (families and rows); truth: what holds before noise, if that is another
-    knows_truth  the planner gets the true figures of these rows, noise included
-    arrivals family -> arrival times [s], ascending, from -warmup_s on
-    carbon   zone -> (seconds per value, values [g/kWh]) from time zero on
-    carbon_before  zone -> values [g/kWh] as long as the zone's own, before time zero, oldest first
-    planner  an object with plan(view, rng), or ask/tell
+    catalog  the planner's estimate (families and rows); truth: what holds before noise, if that is another.
+    knows_truth  the planner gets the true figures of these rows, noise included.
+    arrivals family -> arrival times [s], ascending, from -warmup_s on.
+    carbon   zone -> (seconds per value, values [g/kWh]) from time zero on.
+    carbon_before  zone -> values [g/kWh] as long as the zone's own, before time zero, oldest first.
+    planner  an object with plan(view, rng), or ask/tell.
     """
 
     catalog: Catalog | None = None

@@ -1,8 +1,8 @@
 """Reader of traces of requests, the only one: for the simulator, comparisons, load and forecasts of load.
 
 Formats, by their header: second,requests (minute, hour, day); any time with a count or a rate (timestamp,qps); one row
-    a request (arrival_s, dates, seconds since 1970); Azure Functions 2019 and 2021, Azure LLM 2023 and 2024, BurstGPT,
-    Wikipedia (WikiBench, caching), Twitter, Alibaba (microservices, GPU, Qwen). Others by `TraceOptions`.
+    a request (arrival_s, dates, seconds since 1970). Also Azure Functions 2019 and 2021, Azure LLM 2023 and 2024,
+    BurstGPT, Wikipedia (WikiBench, caching), Twitter, Alibaba (microservices, GPU, Qwen). Others by `TraceOptions`.
 Times: `arrival_s` counts from the beginning of the load; all others from the first row.
 """
 

@@ -65,7 +65,7 @@ class Arrivals(Settings):
     """Arrivals of one family. One of `rate_per_s`, `points` and `trace` gives the rate; `gap_scv` its burstiness.
 
     `points` are (simulated second, requests per second), straight lines between them, constant beyond. A `trace` is a
-    table of counts, or of single requests, which are counted by the second unless `replay` is set; it is repeated when
+    table of counts, or of single requests, which are counted by the second unless `replay` is set. It is repeated when
     it ends. Both are scaled to a mean of `rate_per_s` (of points: over what is counted); 0: as they are.
     """
 

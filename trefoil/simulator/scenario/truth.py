@@ -1,8 +1,8 @@
 """Truth and estimate: what the simulated hardware does, and what the planner expects. Two objects, never one.
 
 Formulation: every (device type, slice type, variant) has a factor exp(sigma z) on its latency and another on its active
-    energy; every device one on all it draws. Drawn from a separate generator, in canonical order, so that equal
-    seeds give an equal truth whatever else the scenario says.
+    energy. Every device has one on all that it draws. Factors are drawn from a separate generator, in canonical order.
+    So equal seeds give an equal truth whatever else the scenario says.
 """
 
 import hashlib
