@@ -4,7 +4,7 @@ Data: errors e(t, h) = actual of step t - its forecast at lead h = 1..H steps, o
 booked when its actual is known, so a band never knows more than its origin did.
 Formulation: band(h) = forecast(h) + the 10 %, 50 % and 90 % quantile of e(., h), learnt again once a day.
 A sort of 96 x 1,440 errors takes milliseconds, and a day changes a sixtieth of them.
-A lead with fewer than ERRORS_MIN errors borrows the band of the nearest shorter one that has them, and says so.
+From the first lead with fewer than ERRORS_MIN errors on, all leads borrow the band of the last lead before, and say so.
 """
 
 from dataclasses import dataclass

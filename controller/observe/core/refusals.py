@@ -2,9 +2,9 @@
 
 Data: the agent's words; the statuses of nodes. A refused slice's place counts as taken, and a refused device as closed.
 So every planner avoids both, like what a status itself reports as taken or closed.
-A refusal is forgotten when its agent reports the device otherwise than before (instances, MIG mode, driver, boot), or
-when another agent takes over. It is also forgotten when a slice that could not be made serves, and after `retry_s`. By
-then, a reason that no status shows may be gone. Pure.
+A refusal is forgotten when its agent reports the device otherwise than before: instances, MIG mode, driver, boot,
+capabilities, what it lacks. It is also forgotten when another agent takes over, when a slice that could not be made
+serves, and after `retry_s`. By then, a reason that no status shows may be gone. Pure.
 """
 
 from collections.abc import Iterable, Mapping

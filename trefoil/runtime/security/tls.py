@@ -56,8 +56,8 @@ class Tls:
         not those of clients alone. `serves`, `calls`: what our certificate has to be good for.
 
         Raises:
-            SettingError: a file cannot be read, or is not PEM; certificate and key are not a pair. The certificate has
-                expired, is another authority's, or is not for what it is used for.
+            SettingError: only one of certificate and key is set; they are not a pair; a file cannot be read, or is not
+                PEM. The certificate has expired, is another authority's, or is not for what it is used for.
         """
         if (certificate is None) != (key is None):
             raise SettingError("only one of the two is set", field=f"{fields[0]}, {fields[1]}", remedy="set both")
