@@ -171,7 +171,7 @@ def table(claims: Claims, found: Mapping[str, Any]) -> str:
         if claim.cause is not None:
             off = _shown(claim, ours(found, claim.cause.path)) if claim.cause.path else ""
             cause = claim.cause.says + (f": {off} (`{claim.cause.command}`)" if off else "")
-        said = f"{claim.says} ({claim.condition})"
+        said = f"{claim.says}: {claim.condition}"
         rows.append([claim.where, said, claim.published, mine, claim.verdict, cause, f"`{claim.command}`"])
     kept = sum(claim.verdict in ("holds", "direction holds") for claim in claims.claims)
     text = markdown(

@@ -1,7 +1,7 @@
 """Energy attribution: who on a device drew the power above its baseline, by activity x share of the multiprocessors.
 
 Data, per slice: busy seconds that Triton counted; where a sensor has them, its mean activity a in 0..1 over the
-interval (`SM_UTIL` of GPM; of DCGM SM_ACTIVE, else GR_ENGINE_ACTIVE). NVML has no energy per slice.
+interval. That is GPM's `SM_UTIL`, or DCGM's SM_ACTIVE, else GR_ENGINE_ACTIVE. NVML has no energy per slice.
 Formulation: weight = activity seconds x sm share, activity seconds = a x length of the interval, or Triton's. All
 slices of an interval have one source: the first of DCGM, GPM, Triton that has a fresh value for each of them. It must
 not contradict Triton by seeing nothing at all. Inside a slice its models share by busy seconds.
