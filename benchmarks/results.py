@@ -6,10 +6,11 @@ it only the text is made again. A tidy test holds that text and JSON agree, so t
 
 import argparse
 import json
+import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -133,48 +134,69 @@ def is_stale(study: str, found: Mapping[str, Any]) -> bool:
 
 
 def summary() -> str:
-    """What all kept results say, a row each: figure, what was asked for, verdict; then, for each study, its command, n,
-    run time and commit."""
+    """What all kept results say, a row each: what was asked for or published, our figure, its ratio to that, SLO and
+    floor, verdict. Then, for each study, its command, n, run time and commit."""
     rows: list[list[str]] = []
     made = {study: kept_of(study) for study in ("demo", "planner", "dispatcher", "jobs")}
 
-    def row(study: str, what: str, figure: str, asked: str = "", verdict: str = "") -> None:
-        rows.append([f"{study}: {what}", figure, asked, verdict])
+    def row(study: str, what: str, asked: str, figure: str, verdict: str, ratio: float = math.nan) -> None:
+        rows.append([f"{study}: {what}", asked, figure, "" if math.isnan(ratio) else f"{ratio:.2f}", verdict])
 
     demo, planner, dispatcher, of_jobs = made.values()
+    missed_by = [one["policy"] for case in demo["cases"] for one in case["rows"] if one["missed"]]
     for name, of in demo["saving_pct"].items():
         mean, lowest, highest = _percents(of)
         figure = f"{mean} % ({lowest} to {highest}); as it ran {_percents(demo['saving_uncorrected_pct'][name])[0]} %"
-        row("demo", f"grams saved against `{name}`", figure)
+        promises = "MISSED" if {name, demo["subject"]} & {*missed_by} else "kept"
+        row("demo", f"grams saved against `{name}`", "", figure, f"SLO and floor {promises}")
     for key, (name, scale, unit) in DRAWN.items():
         value, aim = scale * planner["drawn"][key], scale * DRAWN_AIMS[key]
-        row("planner", name, f"{value:.2f} {unit}", f"at most {aim:g} {unit}", _kept(value <= aim))
+        row("planner", name, f"at most {aim:g} {unit}", f"{value:.2f} {unit}", _kept(value <= aim), value / aim)
     for one in dispatcher["limits"]:
-        shown, asked = f"{one['value']:.2f} {one['unit']}", f"at most {one['limit']:g}"
-        row("dispatcher", one["what"], shown, asked, _kept(one["passed"]))
+        asked, figure = f"at most {one['limit']:g}", f"{one['value']:.2f} {one['unit']}"
+        row("dispatcher", one["what"], asked, figure, _kept(one["passed"]), one["value"] / one["limit"])
     away, once = (
         [found(case) for case in of_jobs["cases"]]
         for found in (jobs.distance_pct, lambda case: jobs.saved_pct(case, "at_once"))
     )
     spread = f"{statistics.fmean(once):+.1f} % ({min(once):+.1f} to {max(once):+.1f})"
-    row("jobs", "grams saved against `at_once`", spread)
-    mean = statistics.fmean(away)
-    asked = f"at most {jobs.WITHIN_PCT:g} %"
-    row("jobs", "above perfect knowledge, mean", f"{mean:.1f} %", asked, _kept(mean <= jobs.WITHIN_PCT))
+    row("jobs", "grams saved against `at_once`", "", spread, "")
+    mean, most = statistics.fmean(away), jobs.WITHIN_PCT
+    verdict = _kept(mean <= most)
+    row("jobs", "above perfect knowledge, mean", f"at most {most:g} %", f"{mean:.1f} %", verdict, mean / most)
     late_h = sum(case["rules"]["planned"]["late_h"] for case in of_jobs["cases"])
-    row("jobs", "overdue device hours", f"{late_h:g}", "0", _kept(not late_h))
+    row("jobs", "overdue device hours", "0", f"{late_h:g}", _kept(not late_h))
+    rows += headlines()
+    made |= {paper: kept_of(paper) for paper in claims.files()}
     assert len(rows) <= ROWS_MAX, "the front page is for the figures that a reader asks for first"
     counts = (len(demo["seeds"]), planner["drawn"]["cases"], dispatcher["rounds"], len(once))
     n = [f"{count} {unit}" for count, unit in zip(counts, ("seeds", "fleets", "rounds", "cases"), strict=True)]
+    n += [f"{len(found['seeds'])} seeds" for found in list(made.values())[len(n) :]]
     studies = [f"- {study}: {_made(study, found, of)}" for (study, found), of in zip(made.items(), n, strict=True)]
-    return "\n".join((markdown(["what", "figure", "asked", "verdict"], rows), "", *studies))
+    machines = "; ".join(dict.fromkeys(found["machine"] for found in made.values()))
+    table = markdown(["what", "asked or published", "ours", "ratio", "verdict"], rows)
+    return "\n".join((table, "", *studies, "", f"Machines: {machines}."))
+
+
+def headlines() -> Iterator[list[str]]:
+    """By paper, the row of the claim that stands for it on the first page."""
+    for paper, path in claims.files().items():
+        read = claims.read(path)
+        claim = next(claim for claim in read.claims if claim.name == read.headline)
+        published, figure, ratio = claim.published, "", ""
+        if claim.verdict != "not played":
+            value = claims.ours(claims.kept(read, KEPT), claim.path)
+            figure = claims.shown(claim, value)
+            if isinstance(published, claims.Published) and not isinstance(value, bool):
+                ratio = f"{2 * statistics.median(value) / (published.low + published.high):.2f}"
+        yield [f"{paper}: {claim.says}", f"{published}, {claim.where}", figure, ratio, claim.verdict]
 
 
 def _made(study: str, found: Mapping[str, Any], n: str) -> str:
-    """Command, n, run time and commit of a study, whether it is stale, and the machine."""
+    """Command, n, run time and commit of a study, and whether it is stale."""
     took = f"{found['took_s'] / 60:.0f} min" if "took_s" in found else "run time not kept"
     stale = ", stale" if is_stale(study, found) else ""
-    return f"`{found['command']}`, {n}, {took}, {found['commit'][:8]}{stale}; {found['machine']}"
+    return f"`{found['command']}`, {n}, {took}, {found['commit'][:8]}{stale}"
 
 
 def _kept(passed: bool) -> str:
@@ -182,16 +204,14 @@ def _kept(passed: bool) -> str:
 
 
 def verdicts(title: str, folder: str, headings: Mapping[claims.Verdict, str]) -> str:
-    """How many claims of each paper have which verdict; `folder`: of the papers' pages, from where the table stands."""
+    """How many claims of each paper have which verdict. `folder`: that of the papers' pages, from where the table
+    stands."""
     rows = []
     for name, path in claims.files().items():
         read = claims.read(path)
         found = Counter(claim.verdict for claim in read.claims)
-        kept = kept_of(name)
         rows.append([f"[{read.paper}]({folder}/{name}.md)", *(found[verdict] for verdict in headings)])
-        if folder == "results":
-            rows[-1].append(f"{kept['commit'][:8]}{', stale' if is_stale(name, kept) else ''}")
-    return markdown([title, *headings.values(), *["commit"][: folder == "results"]], rows)
+    return markdown([title, *headings.values()], rows)
 
 
 def draw_savings(found: Mapping[str, Any], path: Path) -> None:

@@ -107,7 +107,7 @@ def test_the_table_shows_ours_with_its_spread_and_the_cause_turned_off():
         {"paper": "A", "results": "a.json", "claims": [SAVED | {"verdict": "differs", "cause": CAUSE}]}
     )
     text = claims.table(read, {"saved": [-2.0, -1.0, 0.0], "off": 74.0})
-    assert "| Fig. 9 | grams saved (48 h) | 70 to 80 % | -1 [-2, 0] % | differs | because: 74 %" in text
+    assert "| Fig. 9 | grams saved: 48 h | 70 to 80 % | -1 [-2, 0] % | differs | because: 74 %" in text
     assert text.endswith("0 of 1 hold, or hold in direction.")
 
 

@@ -87,17 +87,20 @@ class Claim(_Entry):
 
 class Claims(_Entry):
     """Claims of one paper; `results` is the file below benchmarks/results that they are judged by, or several files:
-    then paths begin with the name of one, without its suffix."""
+    then paths begin with the name of one, without its suffix. `headline`: name of the claim on the first page."""
 
     paper: str
     results: str | tuple[str, ...]
     claims: tuple[Claim, ...]
+    headline: str = ""
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         names = [claim.name for claim in self.claims]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"claims of one name: {', '.join(twice)}; give each its own")
+        if self.headline not in ("", *names):
+            raise ValueError(f"headline {self.headline!r} is not the name of a claim; give one of {', '.join(names)}")
         return self
 
 
@@ -166,10 +169,10 @@ def table(claims: Claims, found: Mapping[str, Any]) -> str:
     """Claims of a paper as a table in Markdown, with the share that holds."""
     rows = []
     for claim in claims.claims:
-        mine = "" if claim.verdict == "not played" else _shown(claim, ours(found, claim.path))
+        mine = "" if claim.verdict == "not played" else shown(claim, ours(found, claim.path))
         cause = ""
         if claim.cause is not None:
-            off = _shown(claim, ours(found, claim.cause.path)) if claim.cause.path else ""
+            off = shown(claim, ours(found, claim.cause.path)) if claim.cause.path else ""
             cause = claim.cause.says + (f": {off} (`{claim.cause.command}`)" if off else "")
         said = f"{claim.says}: {claim.condition}"
         rows.append([claim.where, said, claim.published, mine, claim.verdict, cause, f"`{claim.command}`"])
@@ -180,7 +183,8 @@ def table(claims: Claims, found: Mapping[str, Any]) -> str:
     return f"{text}\n\n{kept} of {len(rows)} hold, or hold in direction."
 
 
-def _shown(claim: Claim, value: list[float] | bool) -> str:
+def shown(claim: Claim, value: list[float] | bool) -> str:
+    """Text of a claim's figure: the median of all seeds with the lowest and the highest, or yes or no."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     unit = claim.published.unit if isinstance(claim.published, Published) else ""

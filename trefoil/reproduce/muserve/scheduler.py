@@ -159,7 +159,7 @@ def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dic
         "load": {x: replace(base, load=x) for x in LOADS},
         "CV of gaps": {x: replace(base, load=SPREAD_LOAD, cv=x) for x in SPREADS},
     }
-    cases = {"as it is": base, **{f"lengths of {name}": replace(base, lengths=name) for name in SOURCES[1:3]}}
+    cases = {"unchanged": base, **{f"lengths of {name}": replace(base, lengths=name) for name in SOURCES[1:3]}}
     for name in ("aging", "const_s", "token_s"):
         for factor in (1 - TURNED, 1 + TURNED):
             cases[f"{name} x {factor:g}"] = replace(base, **{name: getattr(base, name) * factor})

@@ -178,7 +178,7 @@ def _drawn(share: float, seed: int) -> tuple[str, ...]:
 def _cases(base: MuServeSpec) -> dict[str, MuServeSpec]:
     """Runs of one seed in which one thing is otherwise."""
     changes: dict[str, Mapping[str, Any]] = {
-        "as it is": {},
+        "unchanged": {},
         "MIAD as published: slack 0.05 of the mean": {"governor": ()},
         "and of the answers of a second": {"governor": FORGETFUL},
         "and literal": {"governor": (*FORGETFUL, ("literal", True))},
