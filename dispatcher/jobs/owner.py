@@ -18,6 +18,7 @@ import structlog
 from dispatcher.fronts.admin import AllWorkers
 from dispatcher.fronts.openai.completions import Completions
 from dispatcher.jobs.core.job import Job, JobState
+from dispatcher.jobs.core.turns import JobTurns
 from dispatcher.jobs.files import FilesFolder
 from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, Stored, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
@@ -73,6 +74,7 @@ class JobsOwner:
         self.hours = PlannedHours(state, local.clock, sync.verify_jobs)
         self.zones = Zones(local, self.hours)
         self.runs: dict[str, JobRun] = {}
+        self._turns = JobTurns(weight_of)
         self._left: dict[str, tuple[int, float]] = {}  # items and grams of jobs that do not run
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended_at_s: dict[str, float] = {}
@@ -228,12 +230,13 @@ class JobsOwner:
         return found
 
     def _chosen(self, jobs: Mapping[str, Stored]) -> list[str]:
-        """Jobs that run at once: those that can go on before those that cannot, the first of each family before the
-        second ones, else in turn."""
-        before: Counter[tuple[bool, str]] = Counter()
+        """Jobs that run at once: those that can go on before those that cannot, the first of each family and tenant
+        before the second ones, else in turn."""
+        before: Counter[tuple[bool, str, str]] = Counter()
         rank = {}
         for name in sorted(jobs, key=lambda name: jobs[name].job.turn):
-            kind = (bool(self._waits(jobs[name])), jobs[name].job.family)
+            job = jobs[name].job
+            kind = (bool(self._waits(jobs[name])), job.family, job.tenant)
             rank[name] = (kind[0], before[kind])
             before[kind] += 1
         return sorted(rank, key=lambda name: rank[name])[:RUNS_MAX]
@@ -433,10 +436,10 @@ class JobsOwner:
             for run in self.runs.values():
                 run.guarded(run.make_room)
             if self.runs and self.owns and not self._local.draining and (busy := self.idle.busy()) is not None:
-                for run in self.runs.values():
-                    busy.update(run.busy)
-                for run in sorted(self.runs.values(), key=lambda each: each.job.turn):
-                    run.guarded(run.start_batches, busy)
+                taken = {run.job: run.busy for run in self.runs.values()}
+                busy.update(*taken.values())
+                for job in self._turns.order(taken, self.calendar_s(), self._clock.monotonic_s()):
+                    self.runs[job.id].guarded(self.runs[job.id].start_batches, busy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S if self.runs else LOOK_S / 2):
                     await self._wake.wait()

@@ -1,5 +1,6 @@
 """What a job may be, and when a batch of it may take an idle slice."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from dispatcher.jobs.core.reserve import (
     allowed_share,
     expected_delayed,
 )
+from dispatcher.jobs.core.turns import JobTurns
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.core.latency import build_histogram
 
@@ -69,8 +71,39 @@ def test_no_items_and_no_time_for_one():
 
 def test_turns():
     jobs = [Job("late", "f", 9.0), Job("soon", "f", 5.0), Job("first", "f", 20.0, priority=2)]
-    assert [job.id for job in sorted(jobs, key=lambda job: job.turn)] == ["first", "soon", "late"]
+    assert [job.id for job in JobTurns(lambda _: 1.0).order(dict.fromkeys(jobs, ()), 4.0, 0.0)] == [
+        "first",
+        "soon",
+        "late",
+    ]
     assert DEADLINE_MAX_S > 86_400
+
+
+def slices_of(jobs, calendar_s, seconds, weights=None, turns=None):
+    """Seconds that each job has a worker's only slice, given by turn each second."""
+    turns = turns or JobTurns(lambda tenant: (weights or {}).get(tenant, 1.0))
+    had, last = Counter(), None
+    for second in range(seconds):
+        taken = {job: ("slice",) if job is last else () for job in jobs}
+        last = next(iter(turns.order(taken, calendar_s, float(second))))
+        had[last.id] += 1
+    return had
+
+
+def test_while_a_job_is_overdue_tenants_share_by_weight():
+    jobs = [Job("hopeless", "f", 5.0, "red"), Job("soon", "f", 9.0, "blue"), Job("later", "f", 90.0, "blue")]
+    assert slices_of(jobs, 4.0, 90) == {"hopeless": 90}, "in time: the earliest deadline first"
+    assert slices_of(jobs, 6.0, 90) == {"hopeless": 45, "soon": 45}
+    assert slices_of(jobs, 6.0, 90, {"blue": 2.0}) == {"hopeless": 30, "soon": 60}
+    assert slices_of([replace(jobs[0], priority=1), *jobs[1:]], 6.0, 9) == {"hopeless": 9}, "priority stands above"
+
+
+def test_a_tenant_that_comes_later_has_no_credit_for_the_time_before():
+    hopeless, soon = Job("hopeless", "f", 5.0, "red"), Job("soon", "f", 9.0, "blue")
+    turns = JobTurns(lambda _: 1.0)
+    assert slices_of([hopeless], 6.0, 1000, turns=turns) == {"hopeless": 1000}
+    both = slices_of([hopeless, soon], 6.0, 100, turns=turns)
+    assert both["soon"] <= 51
 
 
 def test_the_rate_of_the_last_minute():
