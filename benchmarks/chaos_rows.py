@@ -1,4 +1,4 @@
-"""One row of the table of troubles: a steady load on the whole system, one trouble for a while, and what came of it.
+"""One row of the table of troubles: a steady load on the whole system, one trouble for a while, and its outcome.
 
 A trouble is a name and an async context manager that makes it (entering) and ends it (leaving). While it lasts, and
 until the system has recovered, clients send `rate_per_s` checked requests. A row says how many of them failed, which

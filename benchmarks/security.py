@@ -442,7 +442,7 @@ def _holds(path: Path, secrets_: Any) -> bool:
 
 
 async def play(folder: Path, *, docker: bool) -> bool:
-    """Start the site, try everything, and print what came of it."""
+    """Start the site, try everything, and print its outcome."""
     table = Table()
     with bait() as (secret, engine):
         site = Besieged(folder, secret, engine)

@@ -399,7 +399,7 @@ def is_confined(service: Mapping[str, Any]) -> bool:
 
 
 async def play(folder: Path, containers: Containers, arguments: argparse.Namespace) -> bool:
-    """Start the deployment, try everything, and print what came of it."""
+    """Start the deployment, try everything, and print its outcome."""
     print(await asyncio.to_thread(containers.images if arguments.no_build else containers.build), flush=True)
     site, table = Besieged(folder, containers), Table()
     try:

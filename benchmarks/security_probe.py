@@ -1,7 +1,7 @@
 """What model code tries from inside a slice of `make e2e-security`. Standard library only, one file: a program that the
 model.py of a slice starts, and that of a container.
 
-Each attempt is a row: what was tried, at whom, and what came of it. DONE at its beginning: it was not refused.
+Each attempt is a row: what was tried, at whom, and its outcome. DONE at its beginning: it was not refused.
 """
 
 import contextlib

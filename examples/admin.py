@@ -178,7 +178,7 @@ STEPS = (objective, plan, report, freeze, pin, rollback, drain, clocks, carbon)
 
 
 def steps(services: Services) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every step and what came of it."""
+    """Every step and its outcome."""
     for step in STEPS:
         yield step.__name__, step(services)
 

@@ -187,7 +187,7 @@ class Polling:
         self._wait(now_s, retry_after_s)
 
     def extra_ended(self, now_s: float, retry_after_s: float = 0.0) -> None:
-        """End an extra question, whatever came of it."""
+        """End an extra question, whatever its outcome."""
         self._end()
         self._wait(now_s, retry_after_s)
 

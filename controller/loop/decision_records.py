@@ -151,7 +151,7 @@ class DecisionRecords:
 
 
 def versions(planner: str, verdict: Verdict, effect: str) -> dict[str, str]:
-    """Versions that a decision rests on and what came of it. `plan`: digest of the planner's plan, for replays.
+    """Versions that a decision rests on and its outcome. `plan`: digest of the planner's plan, for replays.
 
     `effect`: reconfigure (slices, variants, sleep or clocks change), reroute (shares alone), or the outcome.
     """

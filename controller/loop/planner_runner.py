@@ -58,7 +58,7 @@ class PlannerRunner:
         )
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Tell a planner that measures what came of its candidate, and save what it remembers."""
+        """Tell a planner that measures the outcome of its candidate, and save what it remembers."""
         assert self.live is not None
         self.live.tell(candidate, measurement)
         self.save()

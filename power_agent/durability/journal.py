@@ -324,7 +324,7 @@ class Journal:
             self._write_after({"restored": [device, setting]})
 
     def end_step(self, step: Step) -> None:
-        """End a step, whatever came of it (`state`: done or failed)."""
+        """End a step, whatever its outcome (`state`: done or failed)."""
         self.state.unfinished.pop((step.slice, step.verb), None)
         self._write_after({"end": codec.to_plain(step)})
 

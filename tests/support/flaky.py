@@ -1,6 +1,6 @@
 """Plugin: a failed test with real processes is run once more. Passing then it is FLAKY; three of those fail the run.
 
-What starts no process is never run again. Each lane of `make test` leaves what came of it in a file (`--lane NAME`);
+What starts no process is never run again. Each lane of `make test` leaves its outcome in a file (`--lane NAME`);
 `python -m tests.support.flaky SECONDS` prints and judges them together.
 """
 

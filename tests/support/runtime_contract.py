@@ -47,7 +47,7 @@ while True:
     caller.recv(1)  # who closes first keeps the port for a while
     caller.close()
 """
-# Model code that tries what it must not be able to do, and tells whoever connects what came of it.
+# Model code that tries what it must not be able to do, and tells whoever connects its outcome.
 PROBE = """
 import json, os, socket, sys
 host, port = sys.argv[1].split(":")

@@ -1,4 +1,4 @@
-"""`trefoil jobs`: submit work that can wait, see how it stands, read what came of it."""
+"""`trefoil jobs`: submit work that can wait, see how it stands, read its results."""
 
 import json
 import os

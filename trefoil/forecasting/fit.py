@@ -59,7 +59,7 @@ def mae_ratio(expected: Tensor, actual: Tensor) -> float:
 
 
 def main() -> None:
-    """Fit, export, and print what came of it as one line of JSON."""
+    """Fit, export, and print its outcome as one line of JSON."""
     windows, out, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # two would wait for each other at each step

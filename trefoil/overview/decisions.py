@@ -15,7 +15,7 @@ ENDS: Final = {
 
 
 def decision_rows(records: Sequence[DecisionRecord], rollout: Rollout) -> list[dict[str, Any]]:
-    """Rows of decisions: id, time, trigger, plan that it made (if it made one), what came of it, and why.
+    """Rows of decisions: id, time, trigger, plan that it made (if it made one), its outcome, and why.
 
     A later decision says in its record how far the rollout was that it met; `rollout` says it of the last plan.
     """

@@ -44,7 +44,7 @@ class ExplorationPorts(CorePorts, Protocol):
     """Ports of an exploration."""
 
     def require_room(self) -> None:
-        """Require room on the disk before deciding. Raises DiskUnavailable: what came of it could not be kept."""
+        """Require room on the disk before deciding. Raises DiskUnavailable: its outcome could not be kept."""
 
     async def think(self, view: PlanView, seed: int, *, ask: bool = False) -> PlannerAnswer:
         """Call the planner on a view: `plan`, or `ask` of one that measures."""

@@ -70,7 +70,7 @@ async def added_ms(address: str, profile: Path) -> float:
 
 
 async def played_live(address: str) -> tuple[list[float], list[Told]]:
-    """When each stream was asked for [s], and what came of it."""
+    """When each stream was asked for [s], and its outcome."""
     wanted_s = np.cumsum(np.random.default_rng(11).exponential(1 / RATE_PER_S, STREAMS)).tolist()
     async with connection(address) as channel:
         began_s = time.monotonic()

@@ -73,7 +73,7 @@ def show_decision(decision_id: str, where: SystemAddress, as_json_: bool) -> Non
 
 
 def show_decisions(since_s: float, where: SystemAddress, as_json_: bool) -> None:
-    """Decisions since a time [UTC s], oldest first: what started each, what came of it, and why."""
+    """Decisions since a time [UTC s], oldest first: what started each, its outcome, and why."""
 
     async def fetch(system: ControllerClient) -> tuple[list[DecisionRecord], Any]:
         return await system.decisions_since(since_s), await system.plan()
@@ -96,7 +96,7 @@ def decisions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for one in rows
     ]
     return grid(
-        "Decisions", ("decision", "at", "trigger", "plan", "came of it", "why"), [tuple(map(escape, c)) for c in cells]
+        "Decisions", ("decision", "at", "trigger", "plan", "outcome", "why"), [tuple(map(escape, c)) for c in cells]
     )
 
 

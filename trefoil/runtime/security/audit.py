@@ -51,7 +51,7 @@ class AuditLog:
         return call
 
     def record_outcome(self, call: str, code: str, why: str, took_ms: float) -> None:
-        """Note what came of it: the status code, and the error's text. It has happened, noted or not."""
+        """Note its outcome: the status code, and the error's text. It has happened, noted or not."""
         with contextlib.suppress(errors.DiskUnavailable):  # said by `_write`
             self._write({"call": call, "code": code, "why": why, "took_ms": round(took_ms, 1)})
 

@@ -25,8 +25,9 @@ def result_page(scenario: Scenario, found: Result, about: Mapping[str, Any]) -> 
     missed = [line for name, family in summary.families.items() for line in family.outcome(name).misses]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": summary.scenario}):
         figure = svg_of(found.plot())
+    unit, unit_s = ("h", HOUR_S) if summary.duration_s >= 2 * HOUR_S else ("min", 60.0)
     decisions = [
-        (f"{one['at_s'] / HOUR_S:.2f}", one["trigger"], one["why"], EFFECTS[one["effect"]])
+        (f"{one['at_s'] / unit_s:.2f}", one["trigger"], one["why"], EFFECTS[one["effect"]])
         for one in found.decisions
         if one["effect"] in EFFECTS and one["at_s"] >= 0
     ]
@@ -34,14 +35,13 @@ def result_page(scenario: Scenario, found: Result, about: Mapping[str, Any]) -> 
         *([Card("Missed", lines=missed, alert=True)] if missed else []),
         Card(f"{summary.scenario} under {summary.policy}", found.columns, found.rows(), found.caption.splitlines()),
         Card("Over time, simulated hours", figure=figure),
-        Card("Decisions, and why", ("at, h", "cause", "why", "what changed"), decisions),
+        Card("Decisions, and why", (f"at, {unit}", "cause", "why", "what changed"), decisions),
     ]
     return page(
         f"{summary.policy}, simulated",
-        f"{fleet}, {summary.duration_s / HOUR_S:.4g} h of simulated time.",
-        "No Triton, no GPU and no request was real: the same planners, routers and queues as live, in simulated time, "
-        "on the profiles that the scenario names. Joules and grams compare policies with each other; they are no "
-        "measurement of any hardware.",
+        f"{fleet}, {summary.duration_s / unit_s:.4g} {unit} of simulated time.",
+        "No Triton, GPU or request was real. Planners, routers and queues are those of a live system, in simulated "
+        "time, on the profiles that the scenario names. Joules and grams compare policies; they measure no hardware.",
         cards,
-        {**about, "seed": summary.seed, "the same as data": "result.json and series.csv beside this file"},
+        {**about, "seed": summary.seed, "the same as data": "result.json and series.csv next to this file"},
     )
