@@ -258,6 +258,20 @@ def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
     paper = {policy: f"{pct:g}" for policy, pct in found["paper_saving_pct"].items()}
     savings = [(p, f"{pct:.1f}", paper.get(p, "ours")) for p, pct in found["mean_saving_pct"].items()]
     tables["savings"] = markdown(("policy", "mean saving of the pairs, %", "paper, %"), savings)
+    if found["assumed"]:
+        means = [
+            (
+                policy,
+                f"{of['saving_pct']:.1f}",
+                paper[policy],
+                f"{100 * of['slo_attainment']:.2f}",
+                f"{of['hours_missed']:.0f}",
+                f"{of['rejected']:,.0f}",
+            )
+            for policy, of in found["assumed"].items()
+        ]
+        heads = ("policy", "saving, %", "paper, %", "in SLO, %", "bins missed, of 1,440", "refused")
+        tables["assumed"] = markdown(heads, means)
     if found["cases"]:
         lines = [
             (
