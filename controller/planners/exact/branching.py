@@ -51,7 +51,7 @@ PROVEN: Final = 1e-4  # of the objective: what pricing may still find
 DEAR: Final = 10.0  # times the most expensive mix, on top of all devices awake: what a family without a mix costs
 DIVES: Final = frozenset({0, 1, 2, 3, 5, 8, 13, 21, 34})  # nodes
 NEAR_ENOUGH: Final = 5e-3  # of the objective: a bound so near leaves little to find
-CHOICES: Final = ((500, Limits(nodes=40, gap=2e-3)), (1500, Limits(nodes=20, gap=2e-3)))  # mixes of all families
+CHOICES: Final = ((500, Limits(nodes=150, gap=2e-3)), (1500, Limits(nodes=20, gap=2e-3)))  # mixes of all families
 STEEP: Final = 5e-3  # of the bound: a side that costs more waits
 ONE_MIX: Final = -1  # `Kept.column`: the mix of an index alone
 OTHER_MIX: Final = -2  # `Kept.column`: every mix but that one
