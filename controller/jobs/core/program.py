@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from controller.planners.exact.job_devices import cheapest
 from controller.planners.exact.milp import Limits, Program, Result
 from trefoil.core.jobs.planned import DevicePool, ItemCost, PendingJob, Shortage, Slot
 from trefoil.core.units import HOUR_S, grams
@@ -110,8 +109,9 @@ def lots_of(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> 
 def _options(job: PendingJob, slot: Slot) -> Iterable[Option]:
     moved_j = job.transfer_j if job.zones and slot.zone != job.zones[0] else 0.0
     for pool in slot.pools:
-        cost = cheapest(pool.costs, job.family, job.accuracy_floor, pool.idle_w)
-        if cost is not None:
+        fits = [c for c in pool.costs if c.family == job.family and c.accuracy >= job.accuracy_floor]
+        if fits:
+            cost = min(fits, key=lambda c: (c.active_j + pool.idle_w * c.device_s, c.device_s))
             yield Option(slot, pool, cost, grams(cost.active_j + moved_j, slot.carbon.p50_g_per_kwh, slot.pue))
 
 

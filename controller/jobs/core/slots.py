@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from controller.planners.exact.job_devices import awake_cost, item_cost, whole_costs
 from controller.planners.planning_input import Device, HostedSlice, PlanningInput, read_view
-from controller.planners.profile_rows import CatalogKey, effective_row
+from controller.planners.profile_rows import CatalogKey, effective_row, fits
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand
-from trefoil.core.fleet import DeviceType
+from trefoil.core.catalog import Variant
+from trefoil.core.common import ProfileRow
+from trefoil.core.fleet import DeviceType, SliceType
 from trefoil.core.jobs.planned import DevicePool, ItemCost, Portion, Slot
-from trefoil.core.plan import Plan
 from trefoil.core.units import HOUR_S, MS_PER_S
 
 WHOLE: Final = 1e-3  # of a device: the solver's tolerance
@@ -47,7 +47,7 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
     inputs = read_view(view, 0.0)
     usable = [device for device in inputs.devices if not device.zone and not device.frozen]
     standing = _Standing(inputs, [device for device in usable if device.awake])
-    wakes = view.current is None or _sleeps(view.current)
+    wakes = view.current is None or view.current.planner in SLEEPS
     asleep = Counter(device.type for device in usable if not device.awake and wakes)
     found, starts_s = [], view.now_s
     while starts_s < until_s:
@@ -58,11 +58,6 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
         found.append(Slot(view.carbon.series.zone, _carbon(view, starts_s, ends_s), tuple(pools), view.pue))
         starts_s = ends_s
     return tuple(found)
-
-
-def _sleeps(plan: Plan | None) -> bool:
-    """Whether a plan's planner puts to sleep what is not needed."""
-    return plan is not None and plan.planner in SLEEPS
 
 
 def is_awake(pool: DevicePool) -> bool:
@@ -127,11 +122,6 @@ class _Standing:
         self._slices: Counter[tuple[str, ItemCost, float, DeviceType]] = Counter()  # by pool, cost, part of a device
         self._requests_per_s: dict[str, float] = {}  # that all of a family's slices answer at most
         self._devices: dict[str, float] = {}  # that a family's slices are worth
-        current = inputs.view.current
-        targets = (target for route in current.routes for target in route.targets) if current is not None else ()
-        # Slices that requests have no share of are there for jobs alone.
-        self._of_jobs = {one.slice for one in targets if not one.weight} if _sleeps(current) else set()
-        self._kept: Counter[str] = Counter()  # by pool
         for device in devices:
             for part in device.running:
                 self._add(inputs, device, part)
@@ -151,37 +141,31 @@ class _Standing:
         name += f" at {device.clock_mhz} MHz" if device.clock_mhz > 0 else ""
         name += f" under {-device.clock_mhz} W" if device.clock_mhz < 0 else ""  # a power limit stands as one below 0
         part_of = shape.memory_slices / device.type.largest.memory_slices
-        self._slices[name, item_cost(family.name, variant, rows), part_of, device.type] += 1
-        if part.key in self._of_jobs:
-            self._kept[name] += 1
-            return
+        self._slices[name, _cost(family.name, variant, rows), part_of, device.type] += 1
         self._requests_per_s[family.name] = self._requests_per_s.get(family.name, 0.0) + MS_PER_S / row.latency_ms_p50
         self._devices[family.name] = self._devices.get(family.name, 0.0) + part_of
 
     def _busy(self, load: dict[str, float], family: str) -> float:
-        return load.get(family, 0.0) / self._requests_per_s[family] if family in self._requests_per_s else 0.0
+        return load.get(family, 0.0) / self._requests_per_s[family]
 
     def pools(self, load: dict[str, float], high: dict[str, float], length_s: float) -> Iterator[DevicePool]:
         """Slice seconds left over, one pool for each kind of slice that requests need, and one for the rest of it."""
         for (name, cost, part, kind), count in sorted(self._slices.items(), key=lambda one: one[0][0]):
-            kept = self._kept[name]
-            spare = kept + math.floor((count - kept) * self._spare(high, cost.family) + WHOLE)
+            spare = math.floor(count * self._spare(high, cost.family) + WHOLE)
             total_s = (count - spare) * length_s * FULL
-            free_s, sure_s = (
-                max(0.0, total_s - (count - kept) * length_s * self._busy(at, cost.family)) for at in (load, high)
-            )
+            free_s, sure_s = (max(0.0, total_s - count * length_s * self._busy(at, cost.family)) for at in (load, high))
             yield DevicePool(name, free_s, sure_s, (cost,), total_s=total_s, part=part)
             if spare:
                 slowed, whole_s = replace(cost, device_s=cost.device_s / FULL), spare * length_s
-                idle_w, wake_j = (part * each for each in awake_cost(self._inputs, kind))
+                idle_w, wake_j = (part * each for each in _added(self._inputs, kind))
                 yield DevicePool(
                     f"{name} kept", whole_s, whole_s, (slowed,), idle_w, wake_j, spare, part=part, stands=True
                 )  # fmt: skip
 
     def _spare(self, high: dict[str, float], family: str) -> float:
         """Share of a family's devices that its requests do not need at a load within their objective."""
-        current, devices = self._inputs.view.current, self._devices.get(family, 0.0)
-        if current is None or not _sleeps(current) or family not in current.expected or not devices:
+        current, devices = self._inputs.view.current, self._devices[family]
+        if current is None or current.planner not in SLEEPS or family not in current.expected:
             return 0.0
         able_per_s = min(FULL * self._requests_per_s[family], current.expected[family].capacity_per_s)
         objective = self._inputs.task(family).objective
@@ -196,10 +180,35 @@ class _Standing:
 def _asleep(inputs: PlanningInput, devices: Counter[DeviceType], short: float, length_s: float) -> Iterator[DevicePool]:
     """Devices that could be woken whole; those that requests may need are not sure."""
     for kind, count in sorted(devices.items(), key=lambda one: one[0].name):
-        costs = tuple(whole_costs(inputs, kind))
+        costs = tuple(_whole(inputs, kind, kind.largest))
         if costs:
-            idle_w, wake_j = awake_cost(inputs, kind)
+            idle_w, wake_j = _added(inputs, kind)
             sure_s = max(0.0, count - math.ceil(short)) * length_s
             yield DevicePool(
                 f"{kind.name} asleep", count * length_s, sure_s, costs, idle_w=idle_w, wake_j=wake_j
             )  # fmt: skip
+
+
+def _added(inputs: PlanningInput, kind: DeviceType) -> tuple[float, float]:
+    """What a device that is awake for jobs alone draws above sleep [W], and what it takes to wake it [J]."""
+    loading_s = max(v.load_s for f in inputs.view.catalog.families for v in f.variants)
+    return max(0.0, kind.idle_w - kind.sleep_w), (kind.wake_s + loading_s) * kind.idle_w
+
+
+def _whole(inputs: PlanningInput, kind: DeviceType, shape: SliceType) -> Iterator[ItemCost]:
+    catalog = inputs.view.catalog
+    for task in inputs.tasks:
+        family = catalog.family(task.family)
+        for variant in family.variants if not family.generative else ():
+            rows = CatalogKey(catalog).rows(kind, shape.name, family.name, variant.name, 0)
+            if rows and fits(shape, variant):
+                yield _cost(family.name, variant, rows)
+
+
+def _cost(family: str, variant: Variant, rows: Sequence[ProfileRow]) -> ItemCost:
+    """Cost of an item in a batch of the largest size, and of a request in one of the smallest."""
+    (request_s, request_j), (item_s, item_j) = (
+        (row.latency_ms_p50 / MS_PER_S / row.batch, row.energy_active_j_per_batch / row.batch)
+        for row in (rows[0], rows[-1])
+    )
+    return ItemCost(family, item_s, item_j, variant.accuracy, request_s, request_j, variant.name)

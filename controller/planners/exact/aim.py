@@ -74,7 +74,7 @@ def nearly_free(problem: Problem, target: Mapping[str, float], settings: ExactSe
     limits, weights = Limits(settings.solver_nodes, settings.frontier_gap), tuple(sorted(problem.weights.items()))
     for rounded in (True, False):
         needs = tuple(_need(t, rounded) for t in problem.tasks)
-        least_w = _least_w(groups, columns, needs, floors, limits, problem.max_watts, weights)
+        least_w = _least_w(groups, columns, needs, floors, limits, problem.max_watts, weights, problem.awake_min)
         if least_w:
             break
     each_j, found = least_w / sum(need.rate_per_s for need in needs), {}
@@ -185,7 +185,8 @@ def _frontier(problem: Problem, task: Task, settings: ExactSettings) -> tuple[tu
     limits = Limits(settings.solver_nodes, settings.frontier_gap)
     for rounded in (True, False):
         needs = tuple(_need(t, rounded) for t in problem.tasks)
-        hull = _hull(groups, bare, needs, task.family, limits, settings.frontier_solves, problem.max_watts)
+        solves_max, bounds = settings.frontier_solves, (problem.max_watts, problem.awake_min)
+        hull = _hull(groups, bare, needs, task.family, limits, solves_max, *bounds)
         if hull:
             return hull, next(n.rate_per_s for n in needs if n.family == task.family)
     return (), task.mean_per_s
@@ -219,8 +220,10 @@ def _hull(
     limits: Limits,
     solves_max: int,
     max_watts: float,
+    awake_min: int,
 ) -> tuple[FrontierPoint, ...]:
-    problem = Problem(groups, columns, tuple(n.task() for n in needs), 0.0, max_watts=max_watts)
+    tasks = tuple(n.task() for n in needs)
+    problem = Problem(groups, columns, tasks, 0.0, max_watts=max_watts, awake_min=awake_min)
     return frontier(problem, family, limits, solves_max)
 
 
@@ -233,10 +236,13 @@ def _least_w(
     limits: Limits,
     max_watts: float,
     weights: tuple[tuple[str, float], ...],
+    awake_min: int,
 ) -> float:
     """Least weighed power above sleep at these floors [W]; 0: there is no plan."""
     tasks = tuple(n.task() for n in needs)
-    problem = Problem(groups, columns, tasks, 0.0, weights=dict(weights), max_watts=max_watts)
+    problem = Problem(
+        groups, columns, tasks, 0.0, weights=dict(weights), max_watts=max_watts, awake_min=awake_min
+    )  # fmt: skip
     found = cheapest(problem, needs[0].family, Aim(target=dict(floors)), limits)
     asleep_w = sum(g.type.sleep_w * g.number * problem.weight(g.zone) for g in groups)
     return 0.0 if found is None else max(0.0, found.power_w - asleep_w)

@@ -219,7 +219,7 @@ def _devices(
         for clock in sorted({clock for clock, _ in mine}):
             clocked.append(program.variable(0.0, 0, number))
             program.row([*((v, 1.0) for at, v in mine if at == clock), (clocked[-1], -1.0)], low=0, high=0)
-    spread = max(t.objective.spread_min for t in problem.tasks)
+    spread = max(problem.awake_min, *(t.objective.spread_min for t in problem.tasks))
     if spread > 1:
         program.row(everywhere, low=min(spread, problem.number))
     cap = -1

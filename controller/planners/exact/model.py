@@ -78,6 +78,7 @@ class Problem:
     """Problem without the mode. `scale` lowers the rate of classes that failed the request-level check.
 
     `max_watts` caps the power of these devices (`capped_w`): plain watts, whatever the carbon of their zones.
+    `awake_min`: of these devices, those that are awake at least, whatever families they serve.
     """
 
     groups: tuple[Group, ...]
@@ -87,6 +88,7 @@ class Problem:
     scale: Mapping[ClassKey, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     max_watts: float = math.inf
+    awake_min: int = 0
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -129,7 +129,7 @@ def _configure(
         names = iter(_spread(alike))
         for (layout, _), number in zip(options, flow[i], strict=True):
             if number:
-                placement = best_placement(alike[0], layout.option) if layout.option.slices else ()
+                placement = _best_placement(alike[0], layout.option) if layout.option.slices else ()
                 chosen |= {next(names): (layout, placement) for _ in range(number)}
     return [(d, *chosen[d.name]) for d in group.devices if chosen[d.name][0].option.slices]
 
@@ -164,7 +164,7 @@ def _spread(devices: Sequence[Device]) -> list[str]:
 def _cost_j(device: Device, option: Configuration, columns: Mapping[ClassKey, Column]) -> float:
     """Joules of waking, and of replacing what this configuration cannot keep."""
     wake = wake_j(device.type) if option.slices and not device.awake else 0.0
-    placement = best_placement(device, option) if option.slices else ()
+    placement = _best_placement(device, option) if option.slices else ()
     kept = {(n, start) for n, start, _ in placement}
     lost = NEVER_J if option.slices and not placement else 0.0  # part of a configuration: for those that stand in it
     for r in device.running:
@@ -174,7 +174,7 @@ def _cost_j(device: Device, option: Configuration, columns: Mapping[ClassKey, Co
     return wake + lost
 
 
-def best_placement(device: Device, option: Configuration) -> Placement:
+def _best_placement(device: Device, option: Configuration) -> Placement:
     """Step 2: of the legal placements of a multiset the one that keeps most of what runs; the first of equals."""
     return _placement(IdentityKey(device.type), device.layout, option)
 
@@ -278,14 +278,14 @@ def moves(problem: Problem, hosted: Mapping[str, tuple[HostedSlice, ...]]) -> Mo
         for part in target:
             if before.get((part.key, part.model)) == part.variant:
                 continue
-            column = columns.get(class_of(device, part).model)  # none: a variant of jobs that requests cannot have
+            column = columns[class_of(device, part).model]
             loads += 1
-            energy += column.load_j if column else 0.0
-            changed = max(changed, column.load_s if column else 0.0)
+            energy += column.load_j
+            changed = max(changed, column.load_s)
             if part.key not in slices:
                 slices.add(part.key)
                 starts += 1
-                energy += column.start_j if column else 0.0
+                energy += column.start_j
         if target and not device.awake:
             wakes += 1
             energy += wake_j(device.type)

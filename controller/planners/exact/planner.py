@@ -24,7 +24,6 @@ from numpy.random import Generator, default_rng
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import NEARLY_FREE, FamilyAim, aim_of, last_point, next_tick_s
 from controller.planners.exact.clock_ranges import lowest_clocks
-from controller.planners.exact.job_devices import awake_cost, devices_for_jobs
 from controller.planners.exact.milp import CpuLimitHit, Limits, NothingFound
 from controller.planners.exact.model import (
     Aim,
@@ -88,12 +87,6 @@ class Draft:
     moves: Moves
     clocks: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
-    jobs_w: float = 0.0  # weighed, that devices awake for jobs alone draw above sleep
-
-    @property
-    def weighed_w(self) -> float:
-        """Weighed power at the mean rate, with devices that are awake for jobs [W]."""
-        return self.solution.weighed_w + self.jobs_w
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +100,18 @@ class ExactPlanner:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the best for this view, or what remains possible, by a named rung; jobs never cost requests a rung."""
+        alone = self._planned(replace(view, flexible=()))
         wanted = max((one.devices for one in view.flexible), default=0)
-        found = self._planned(view)
-        if not wanted:
-            return found
-        if found.plan is None or found.degraded:  # of requests, or because of jobs
-            alone = self._planned(replace(view, flexible=()))
-            why = found.degraded or found.why
-            return alone if alone.degraded else _because(alone, f"jobs of this hour have no GPUs of their own: {why}")
-        awake = [bool(device.slices) for node in found.plan.nodes for device in node.devices]
-        wanted = min(wanted, len(awake))
-        lacking = f", of which {sum(awake)} can be" if sum(awake) < wanted else ""
-        return _because(found, f"at least {wanted} GPUs awake for requests and jobs of this hour{lacking}")
+        if not wanted or alone.plan is None or alone.degraded:
+            return alone
+        awake = [bool(device.slices) for node in alone.plan.nodes for device in node.devices]
+        devices = min(wanted, len(awake))
+        found = alone if sum(awake) >= devices else self._planned(_awake_for_jobs(view, alone.plan, devices))
+        if found.plan is None or found.degraded:
+            need = f"requests and jobs of this hour need {devices} GPUs awake, which cannot be"
+            return _because(alone, alone.plan, f"{need}: {found.degraded}")
+        plan = replace(found.plan, objectives=alone.plan.objectives)
+        return _because(found, plan, f"at least {devices} GPUs awake for requests and jobs of this hour")
 
     def _planned(self, view: PlanView) -> Decision:
         settings = self.settings
@@ -183,9 +176,10 @@ class ExactPlanner:
         if solution is None:
             return None
         hosted, clocks = place_clocked(problem, solution)
-        draft = _with_jobs(inputs, Draft(problem, solution, hosted, moves(problem, hosted), clocks, note))
-        if draft.moves.any and not inputs.nothing_runs:
-            stay = staying_draft(inputs, problem, aim, settings)
+        needed = moves(problem, hosted)
+        draft = Draft(problem, solution, hosted, needed, clocks, note)
+        if needed.any and not inputs.nothing_runs:
+            stay = staying_draft(problem, aim, settings)
             if stay is not None and (_score(stay, aim) <= _score(draft, aim) + 1e-9 or _as_good(stay, draft, settings)):
                 return stay
         return draft
@@ -207,7 +201,7 @@ class ExactPlanner:
                 narrowed = replace(draft.problem, groups=pinned(draft.problem.groups))
                 found = self._draft(inputs, narrowed, aim, settings)
             elif attempt == "stay":
-                found = staying_draft(inputs, draft.problem, aim, settings)
+                found = staying_draft(draft.problem, aim, settings)
             if found is None:
                 continue
             if attempt != "free":
@@ -262,10 +256,29 @@ def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | Non
     return free | {name: (0, limit) for name, limit in limits.items()}
 
 
-def _because(decision: Decision, reason: str) -> Decision:
-    """A decision with one more reason."""
+def _awake_for_jobs(view: PlanView, alone: Plan, devices: int) -> PlanView:
+    """A view that asks for so many devices awake. Those that a plan of requests alone has not go to families with jobs,
+    each to the one that lacks the most of its own: it has a slice more than devices that serve it there."""
+    planned = [device for node in alone.nodes for device in node.devices]
+    serving = Counter(family for device in planned for family in device.families)
+    lacks = {one.family: one.own_devices - serving[one.family] for one in view.flexible}
+    least = dict.fromkeys(lacks, 0)
+    for _ in range(devices - sum(bool(device.slices) for device in planned)):
+        family = max(sorted(lacks), key=lambda name: lacks[name])
+        lacks[family] -= 1
+        least[family] = least[family] or serving[family]
+        least[family] += 1
+    return replace(
+        view,
+        flexible=tuple(replace(one, devices=devices) for one in view.flexible),
+        objectives=tuple(replace(o, replicas_min=max(o.replicas_min, least.get(o.family, 0))) for o in view.objectives),
+    )
+
+
+def _because(decision: Decision, plan: Plan, reason: str) -> Decision:
+    """A decision for a plan, with one more reason."""
     why = f"{decision.why}; {reason}"
-    return replace(decision, plan=decision.plan and replace(decision.plan, why=why), why=why)
+    return replace(decision, plan=replace(plan, why=why), why=why)
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]
@@ -302,8 +315,10 @@ def _posed(inputs: PlanningInput, settings: ExactSettings) -> Posed:
         found += shared_columns(inputs.view.catalog, inputs.tasks, inputs.devices, settings, found)
     groups, (weights, _), cap_w = groups_of(inputs.devices, found), weights_of(inputs), inputs.view.max_watts
     max_watts = cap_w - unplanned_w(inputs) if cap_w else math.inf
+    awake_min = max((one.devices for one in inputs.view.flexible), default=0)
     problem = Problem(
-        groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights, max_watts=max_watts
+        groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights, max_watts=max_watts,
+        awake_min=awake_min,
     )  # fmt: skip
     return inputs, problem, *aim_of(inputs, problem, settings)
 
@@ -331,20 +346,8 @@ def _solved_and_checked(problem: Problem, aim: Aim, settings: ExactSettings) -> 
     return solution, problem, f"; {note}" if note else ""
 
 
-def _with_jobs(inputs: PlanningInput, draft: Draft) -> Draft:
-    """A draft with the devices that are awake for jobs alone."""
-    problem = draft.problem
-    room_w = problem.max_watts - capped_w(problem, draft.solution) if problem.max_watts < math.inf else math.inf
-    for_jobs = devices_for_jobs(inputs, problem, draft.hosted, room_w)
-    if not for_jobs:
-        return draft
-    added = (awake_cost(inputs, d.type)[0] * problem.weight(d.zone) for d in problem.devices if d.name in for_jobs)
-    hosted = {**draft.hosted, **for_jobs}
-    return replace(draft, hosted=hosted, moves=moves(problem, hosted), jobs_w=sum(added))
-
-
-def staying_draft(inputs: PlanningInput, problem: Problem, aim: Aim, settings: ExactSettings) -> Draft | None:
-    """Draft of what runs now, with the best shares, and devices for jobs; None when it cannot meet the aim."""
+def staying_draft(problem: Problem, aim: Aim, settings: ExactSettings) -> Draft | None:
+    """Draft of what runs now, with the best shares; None when it cannot meet the aim."""
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
     shared = any(column.limits for column in problem.columns)
     before = current_solution(problem) if whole and not shared else None
@@ -356,7 +359,7 @@ def staying_draft(inputs: PlanningInput, problem: Problem, aim: Aim, settings: E
         return None
     hosted = {d.name: d.running for d in problem.devices}
     clocks = {d.name: d.clock_mhz for d in problem.devices if d.clock_mhz and d.running}
-    return _with_jobs(inputs, Draft(problem, solution, hosted, Moves(0, 0, 0, 0, 0.0, 0.0), clocks))
+    return Draft(problem, solution, hosted, Moves(0, 0, 0, 0, 0.0, 0.0), clocks)
 
 
 def _score(draft: Draft, aim: Aim) -> float:
@@ -366,12 +369,12 @@ def _score(draft: Draft, aim: Aim) -> float:
         for f, value in aim.value_j.items()
     )
     horizon = draft.problem.horizon_s
-    return draft.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
+    return draft.solution.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
 
 
 def _as_good(stay: Draft, draft: Draft, settings: ExactSettings) -> bool:
     """Whether what runs takes next to nothing more than a draft, with its accuracy and latency: then nothing moves."""
-    if stay.weighed_w > (1 + NEARLY_FREE) * draft.weighed_w:
+    if stay.solution.weighed_w > (1 + NEARLY_FREE) * draft.solution.weighed_w:
         return False
     accuracy = stay.solution.accuracy
     if any(not -ACCURACY_NEAR <= accuracy[f] - a <= ACCURACY_ABOVE for f, a in draft.solution.accuracy.items()):

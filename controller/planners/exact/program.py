@@ -15,7 +15,7 @@ Formulation (watts, weighed with the carbon of their zone):
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean).
   Where the fleet has a cap: baseline and sleep power + sum(alone_k * r_k) <= cap, at the mean (all r_k in a shortage).
   sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price.
-  sum x >= replicas, sum y >= spread; sum y = devices awake per place, whole.
+  sum x >= replicas, sum y >= spread, sum y >= awake_min; sum y = devices awake per place, whole.
   What whole slices imply and fractions do not: a family has a class as accurate as its floor. It has two, unless one
     that accurate serves all of its demand.
   moves: slices started, models loaded, devices woken beyond what runs now, each with its joules.
@@ -139,6 +139,8 @@ class Builder:
         self._share()
         for task in self.problem.tasks:
             self._family(task)
+        if self.problem.awake_min > 1:
+            self._spread(self.problem.awake_min)
         if self.problem.max_watts < INFINITE:
             self._cap()
         if self.aim.moves and self.problem.horizon_s > 0:

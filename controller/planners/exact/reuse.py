@@ -97,6 +97,7 @@ class _ProblemValue:
     scale: tuple[tuple[ClassKey, float], ...]
     weights: tuple[tuple[str, float], ...]
     max_watts: float
+    awake_min: int
 
 
 class _ProblemKey:
@@ -120,6 +121,7 @@ class _ProblemKey:
             tuple(sorted(problem.scale.items())),
             tuple(sorted(problem.weights.items())),
             problem.max_watts,
+            problem.awake_min,
         )
         self._hash = hash(self.key)
 
@@ -302,7 +304,7 @@ def _current_solution(asked: IdentityKey[Problem]) -> Solution | None:
     for task in problem.tasks:
         least = max(1, task.objective.replicas_min, task.objective.spread_min)
         mine = sum(n for key, n in slices.items() if key.family == task.family)
-        if mine < least or awake < task.objective.spread_min:
+        if mine < least or awake < max(task.objective.spread_min, problem.awake_min):
             return None
     return Solution(tuple(layouts), dict(slices), {}, 0.0, {}, 0.0, 0.0)
 

@@ -8,13 +8,12 @@ import pytest
 from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.slots import FULL, LoadAhead, devices_needed, slots_of
 from controller.planners.base import BasePlanner
-from controller.planners.exact.planner import ExactPlanner
 from tests.support.planning import NOW_S, SERIES, applied, fleet, objective, view
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
-from trefoil.core.jobs.planned import DevicePool, FlexibleDemand, PendingJob, Portion, Slot
+from trefoil.core.jobs.planned import DevicePool, PendingJob, Portion, Slot
 from trefoil.core.plan import Expected
 from trefoil.core.units import grams
 
@@ -64,21 +63,6 @@ def test_slices_that_stand_have_what_requests_leave_over():
     assert awake.free_s == pytest.approx(2 * HOUR * (FULL - 24 * 0.025 / 2), rel=1e-2)
     assert awake.costs[0].device_s == pytest.approx(0.025, rel=1e-2)
     assert [cost.accuracy for cost in awake.costs] == [0.993]
-
-
-def test_a_device_that_the_planner_woke_for_jobs_has_their_whole_time_and_costs_its_idle_watts():
-    empty = view(rate=5.0, devices=fleet(4))
-    needs = (FlexibleDemand("digits", "test", 50.0, devices=2),)
-    pools = []
-    for asked in (dataclasses.replace(empty, flexible=needs), empty):
-        plan = ExactPlanner().plan(asked, np.random.default_rng(1)).plan
-        known = dataclasses.replace(asked, fleet=applied(plan, empty.fleet), current=plan)
-        pools.append({pool.name: pool for pool in slots_of(known, HOUR, START_S + HOUR)[1].pools})
-    whole = pools[0].pop("digits: xs on 7g.40gb of A100-SXM4-40GB kept")
-    assert (whole.free_s, whole.woken, whole.part) == (HOUR, 1, 1.0)
-    assert whole.idle_w == A100_40GB.idle_w - A100_40GB.sleep_w
-    of_requests = [{name: pool for name, pool in each.items() if pool.total_s} for each in pools]
-    assert of_requests[0] == of_requests[1] != {}
 
 
 def test_slices_that_jobs_alone_keep_awake_cost_their_idle_watts():
