@@ -106,6 +106,8 @@ class JobRun:
         self._rate = Rate()
         self._disk = FileTrouble("jobs", "the job waits, with all that is written", metrics)
         self._wake = wake
+        self.slice_s = 0.0
+        """Time of slices that its batches have had [s]."""
         self.why = ""
         self.closing = False
         self.fault: Exception | None = None
@@ -234,9 +236,11 @@ class JobRun:
     # --- one batch ----------------------------------------------------------------------------------------------------
 
     async def _answer(self, batch: list[Item], target: RouteTarget, price_g: float) -> None:
+        began_s = self._clock.monotonic_s()
         try:
             await self._send(batch, target)
         finally:
+            self.slice_s += self._clock.monotonic_s() - began_s
             self._spending_g -= price_g
             self._started -= len(batch)
             del self._running[target.slice]

@@ -436,9 +436,10 @@ class JobsOwner:
             for run in self.runs.values():
                 run.guarded(run.make_room)
             if self.runs and self.owns and not self._local.draining and (busy := self.idle.busy()) is not None:
-                taken = {run.job: run.busy for run in self.runs.values()}
-                busy.update(*taken.values())
-                for job in self._turns.order(taken, self.calendar_s(), self._clock.monotonic_s()):
+                busy.update(*(run.busy for run in self.runs.values()))
+                slice_s = {run.job: run.slice_s for run in self.runs.values()}
+                waiting = {run.job for run in self.runs.values() if run.why}
+                for job in self._turns.order(slice_s, waiting, self.calendar_s()):
                     self.runs[job.id].guarded(self.runs[job.id].start_batches, busy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S if self.runs else LOOK_S / 2):

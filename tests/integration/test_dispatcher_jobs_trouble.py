@@ -397,3 +397,29 @@ async def test_a_tenant_that_is_renamed_leaves_its_job_to_its_old_name(state, tm
                 for cell in (await windows.get()).cells:
                     booked[cell.key.tenant] += cell.items
         assert +booked == {"blue": 20}
+
+
+async def test_an_overdue_job_leaves_the_only_slice_to_another_tenant_half_of_the_time(state, tmp_path):
+    tenants = tmp_path / "tenants.toml"
+    row = '[[tenant]]\nname = "{}"\ntoken_sha256 = "{}"\n'
+    tenants.write_text("".join(row.format(name, digit * 64) for name, digit in (("red", "0"), ("blue", "1"))))
+    async with (
+        dispatcher_system(state, tmp_path, FakeTriton(version=1), tenants_file=tenants) as system,
+        jobs_of(system.running, state) as jobs,
+    ):
+        system.slices[0].latency_s = 0.02
+        whole = [item(number % 10, rows=8) for number in range(600)]  # each a batch by itself
+        await jobs.submit(whole, complete_in_s=1.0, id="overdue", tenant="red")
+        await jobs.submit(whole, complete_in_s=600.0, id="in-time", tenant="blue")
+        await until(lambda: len(jobs.owner.runs) == 2)
+        async with asyncio.timeout(60):
+            while not (await jobs.status("overdue")).late:
+                await asyncio.sleep(0.05)
+        before = [(await jobs.status(name)).answered for name in ("overdue", "in-time")]
+        answered = [0, 0]
+        async with asyncio.timeout(60):
+            while sum(answered) < 60:
+                await asyncio.sleep(0.1)
+                after = [(await jobs.status(name)).answered for name in ("overdue", "in-time")]
+                answered = [now - then for now, then in zip(after, before, strict=True)]
+        assert min(answered) >= 0.35 * sum(answered), answered

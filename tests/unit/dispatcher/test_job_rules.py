@@ -1,6 +1,5 @@
 """What a job may be, and when a batch of it may take an idle slice."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -71,38 +70,48 @@ def test_no_items_and_no_time_for_one():
 
 def test_turns():
     jobs = [Job("late", "f", 9.0), Job("soon", "f", 5.0), Job("first", "f", 20.0, priority=2)]
-    assert [job.id for job in JobTurns(lambda _: 1.0).order(dict.fromkeys(jobs, ()), 4.0, 0.0)] == [
-        "first",
-        "soon",
-        "late",
-    ]
+    turns = JobTurns(lambda _: 1.0).order(dict.fromkeys(jobs, 0.0), (), 4.0)
+    assert [job.id for job in turns] == ["first", "soon", "late"]
     assert DEADLINE_MAX_S > 86_400
 
 
-def slices_of(jobs, calendar_s, seconds, weights=None, turns=None):
-    """Seconds that each job has a worker's only slice, given by turn each second."""
+def slice_s_of(jobs, calendar_s, seconds, weights=None, turns=None, waiting=()):
+    """Seconds that each job has the only slice of its family, given by turn each second."""
     turns = turns or JobTurns(lambda tenant: (weights or {}).get(tenant, 1.0))
-    had, last = Counter(), None
-    for second in range(seconds):
-        taken = {job: ("slice",) if job is last else () for job in jobs}
-        last = next(iter(turns.order(taken, calendar_s, float(second))))
-        had[last.id] += 1
-    return had
+    had = dict.fromkeys(jobs, 0.0)
+    for _ in range(seconds):
+        order = turns.order(had, waiting, calendar_s)
+        for family in {job.family for job in jobs}:
+            had[next(job for job in order if job.family == family and job not in waiting)] += 1
+    turns.order(had, waiting, calendar_s)
+    return {job.id: round(each) for job, each in had.items() if each}
 
 
-def test_while_a_job_is_overdue_tenants_share_by_weight():
-    jobs = [Job("hopeless", "f", 5.0, "red"), Job("soon", "f", 9.0, "blue"), Job("later", "f", 90.0, "blue")]
-    assert slices_of(jobs, 4.0, 90) == {"hopeless": 90}, "in time: the earliest deadline first"
-    assert slices_of(jobs, 6.0, 90) == {"hopeless": 45, "soon": 45}
-    assert slices_of(jobs, 6.0, 90, {"blue": 2.0}) == {"hopeless": 30, "soon": 60}
-    assert slices_of([replace(jobs[0], priority=1), *jobs[1:]], 6.0, 9) == {"hopeless": 9}, "priority stands above"
+HOPELESS = Job("hopeless", "f", 5.0, "red")
+SOON, LATER = Job("soon", "f", 9.0, "blue"), Job("later", "f", 90.0, "blue")
 
 
-def test_a_tenant_that_comes_later_has_no_credit_for_the_time_before():
-    hopeless, soon = Job("hopeless", "f", 5.0, "red"), Job("soon", "f", 9.0, "blue")
+def test_while_a_job_is_overdue_its_tenant_has_its_share():
+    jobs = [HOPELESS, SOON, LATER]
+    assert slice_s_of(jobs, 4.0, 90) == {"hopeless": 90}, "in time: the earliest deadline first"
+    assert slice_s_of(jobs, 6.0, 90) == {"hopeless": 45, "soon": 45}
+    assert slice_s_of(jobs, 6.0, 90, {"blue": 2.0}) == {"hopeless": 30, "soon": 60}
+    assert slice_s_of([replace(HOPELESS, priority=1), SOON], 6.0, 9) == {"hopeless": 9}, "priority stands above"
+
+
+def test_those_without_an_overdue_job_keep_the_order_of_deadlines():
+    green = Job("green", "f", 50.0, "green")
+    assert slice_s_of([HOPELESS, SOON, green], 6.0, 90) == {"hopeless": 30, "soon": 60}
+    other = replace(HOPELESS, family="g")
+    assert slice_s_of([other, SOON, green], 6.0, 90) == {"hopeless": 90, "soon": 90}, "of another family"
+    assert slice_s_of([HOPELESS, SOON, green], 6.0, 90, waiting=[HOPELESS]) == {"soon": 90}, "it cannot run"
+
+
+def test_no_tenant_saves_up_what_it_could_not_use():
     turns = JobTurns(lambda _: 1.0)
-    assert slices_of([hopeless], 6.0, 1000, turns=turns) == {"hopeless": 1000}
-    both = slices_of([hopeless, soon], 6.0, 100, turns=turns)
+    assert slice_s_of([HOPELESS], 6.0, 1000, turns=turns) == {"hopeless": 1000}
+    assert slice_s_of([HOPELESS, SOON], 6.0, 1000, turns=turns, waiting=[SOON]) == {"hopeless": 1000}
+    both = slice_s_of([HOPELESS, SOON], 6.0, 100, turns=turns)
     assert both["soon"] <= 51
 
 
