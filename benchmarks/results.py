@@ -6,7 +6,6 @@ it only the text is made again. A tidy test holds that text and JSON agree, so t
 
 import argparse
 import json
-import math
 import re
 import statistics
 from collections import Counter
@@ -139,8 +138,8 @@ def summary() -> str:
     rows: list[list[str]] = []
     made = {study: kept_of(study) for study in ("demo", "planner", "dispatcher", "jobs")}
 
-    def row(study: str, what: str, asked: str, figure: str, verdict: str, ratio: float = math.nan) -> None:
-        rows.append([f"{study}: {what}", asked, figure, "" if math.isnan(ratio) else f"{ratio:.2f}", verdict])
+    def row(study: str, what: str, asked: str, figure: str, verdict: str, ratio: float | None = None) -> None:
+        rows.append([f"{study}: {what}", asked, figure, "" if ratio is None else f"{ratio:.2f}", verdict])
 
     demo, planner, dispatcher, of_jobs = made.values()
     missed_by = [one["policy"] for case in demo["cases"] for one in case["rows"] if one["missed"]]
@@ -169,10 +168,10 @@ def summary() -> str:
     rows += headlines()
     made |= {paper: kept_of(paper) for paper in claims.files()}
     assert len(rows) <= ROWS_MAX, "the front page is for the figures that a reader asks for first"
-    counts = (len(demo["seeds"]), planner["drawn"]["cases"], dispatcher["rounds"], len(once))
-    n = [f"{count} {unit}" for count, unit in zip(counts, ("seeds", "fleets", "rounds", "cases"), strict=True)]
-    n += [f"{len(found['seeds'])} seeds" for found in list(made.values())[len(n) :]]
-    studies = [f"- {study}: {_made(study, found, of)}" for (study, found), of in zip(made.items(), n, strict=True)]
+    n = {study: f"{len(found['seeds'])} seeds" for study, found in made.items() if "seeds" in found}
+    n |= {"planner": f"{planner['drawn']['cases']} fleets", "dispatcher": f"{dispatcher['rounds']} rounds"}
+    n |= {"jobs": f"{len(once)} cases"}
+    studies = [f"- {study}: {_made(study, found, n[study])}" for study, found in made.items()]
     machines = "; ".join(dict.fromkeys(found["machine"] for found in made.values()))
     table = markdown(["what", "asked or published", "ours", "ratio", "verdict"], rows)
     return "\n".join((table, "", *studies, "", f"Machines: {machines}."))
@@ -182,7 +181,7 @@ def headlines() -> Iterator[list[str]]:
     """By paper, the row of the claim that stands for it on the first page."""
     for paper, path in claims.files().items():
         read = claims.read(path)
-        claim = next(claim for claim in read.claims if claim.name == read.headline)
+        (claim,) = (claim for claim in read.claims if claim.name == read.headline)
         published, figure, ratio = claim.published, "", ""
         if claim.verdict != "not played":
             value = claims.ours(claims.kept(read, KEPT), claim.path)

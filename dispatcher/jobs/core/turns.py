@@ -30,7 +30,9 @@ class JobTurns:
         """Jobs in their turn. `slice_s`: time of slices that each has had; `calendar_s`: time of deadlines [UTC s]."""
         able = [job for job in slice_s if job not in waiting]
         overdue = {(job.family, job.tenant) for job in able if job.complete_by_s <= calendar_s}
-        accounts = {job: self._account(job, overdue) for job in slice_s}
+        accounts: dict[Job, Account] = {
+            job: (job.family, job.tenant if (job.family, job.tenant) in overdue else None) for job in slice_s
+        }
         tenants: dict[Account, set[str]] = defaultdict(set)
         for job in able:
             tenants[accounts[job]].add(job.tenant)
@@ -44,10 +46,6 @@ class JobTurns:
         self._counted_s = {job.id: used_s for job, used_s in slice_s.items()}
         ahead_s = {key: used_s - _least(self._used_s, key[0]) for key, used_s in self._used_s.items()}
         return sorted(slice_s, key=lambda job: (-job.priority, ahead_s.get(accounts[job], 0.0), job.turn))
-
-    @staticmethod
-    def _account(job: Job, overdue: Collection[tuple[str, str]]) -> Account:
-        return job.family, job.tenant if (job.family, job.tenant) in overdue else None
 
 
 def _least(used_s: Mapping[Account, float], family: str) -> float:

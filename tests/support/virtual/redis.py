@@ -3,10 +3,8 @@
 A `Server` stands for the Redis server, `server.client()` for one `redis.asyncio.Redis`. Values are the bytes that Redis
 would hold; the two Lua scripts are those of trefoil/runtime/fenced.py, word for word in Python. Nothing runs in the
 background: a key whose time is over is dropped when it is looked at.
-Faults: `down` (connections are refused), `stopped` (it stands still; what was sent is done when it continues, though
-nobody waits for it any more), `slow_s` (each call takes that long), `mute` (it does what it is told, and the connection
-is lost before the answer), `refuses` (it answers every command with this error), `refuses_writes` (every one that
-writes), `spoil()` (somebody writes over a key), `flush()` (all data is lost).
+Faults: `down` (refuses connections), `stopped` (what was sent is done later), `slow_s` (each call), `mute` (no answer
+comes), `refuses` (every command, with this error), `refuses_writes`, `spoil()` (a key gets another value), `flush()`.
 """
 
 import asyncio
