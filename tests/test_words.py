@@ -14,12 +14,12 @@ import pytest
 
 from tests.support.prose import AVOIDED, RIDDLES, WORDS_MAX, examples, sentences, words
 from trefoil.cli.main import COMMANDS, import_command
+from trefoil.reproduce.runs import DOCUMENTED
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ENTRY_WORDS_MAX: Final = 20
 README_WORDS_MAX: Final = 600
 DOCS_WORDS_MAX: Final = 60_000  # as `wc -w` counts them
-DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 OF_PAPERS: Final = {"carbondis", "clover", "infadapter", "muserve", "wattwiser"}
 PAGES: Final = [
     *sorted(str(path.relative_to(ROOT)) for folder in ("docs", "benchmarks") for path in (ROOT / folder).rglob("*.md")),

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trefoil.cli.carbon.client import format_duration, parse_moment
+from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import RUNNING, ServiceAddress, of_service
 from trefoil.cli.output import AsJson, console, grid, print_json, writing
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import INSECURE_VARIABLE, command_tls, control_token, token_at
 from trefoil.core.errors import NotFound
-from trefoil.core.units import format_time
+from trefoil.core.units import format_duration, format_time
 from trefoil.overview.jobs import RULES, saved_text
 from trefoil.runtime.clock import WallClock
 

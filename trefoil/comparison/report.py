@@ -16,6 +16,7 @@ from rich.table import Table
 from trefoil.comparison.comparison import COMPARED, EXPLORED, JOBS, Case, Comparison, Row
 from trefoil.core.objective import TokenSlo
 from trefoil.core.policies import POLICIES, policy, split_preset
+from trefoil.core.units import format_duration
 from trefoil.simulator.report.result import json_safe
 from trefoil.tables import Grid
 
@@ -63,7 +64,7 @@ def case_title(found: Comparison, case: Case) -> str:
     """Title of a case: scenario, what differs, and the load that all of its policies met."""
     seeds = f"seed {found.seeds[0]}" if len(found.seeds) == 1 else f"seeds {found.seeds[0]} to {found.seeds[-1]}"
     differs = f", {case.label}" if case.values else ""
-    return f"{found.scenario}{differs}: {found.duration_s / 3600:.3g} h simulated, {seeds}"
+    return f"{found.scenario}{differs}: {format_duration(found.duration_s)} simulated, {seeds}"
 
 
 def case_caption(found: Comparison, case: Case) -> str:

@@ -36,6 +36,15 @@ def format_minute(at_s: float) -> str:
     return format_time(at_s // 60 * 60)
 
 
+def format_duration(seconds: float) -> str:
+    """Duration for people, in the unit that suits it."""
+    if abs(seconds) < 120:
+        return f"{seconds:.0f} s"
+    if abs(seconds) < 2 * HOUR_S:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / HOUR_S:.1f} h" if abs(seconds) < 5 * DAY_S else f"{seconds / DAY_S:.1f} d"
+
+
 def ms(seconds: float) -> float:
     """Milliseconds of seconds."""
     return seconds * MS_PER_S

@@ -46,6 +46,7 @@ from trefoil.simulator.scenario.schema import (
 
 SOURCES: Final = Path(__file__).parents[2]
 TABLE: Final = "controller.planners.table"  # imports every planner
+JOBS: Final = "trefoil.simulator.engines.jobs"  # no study has jobs
 DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 OURS: Final = frozenset({"trefoil", "controller", "dispatcher", "power_agent", "carbon_feed"})
 PUE: Final = 1.5  # CLOVER section 5.1
@@ -165,10 +166,10 @@ def source_hash(policy: str = "", module: str = __name__, repository: str = "") 
     """Hash of the code of every module of ours that a run imports, and of the repository's families and profiles.
 
     Comments and docstrings are not code. Of a policy: without the planners that only others need, so that who improves
-    one does not play all of them again.
+    one does not play all of them again. What only jobs need is left out too.
     """
     files = {path for suffix in ("*.toml", "*.csv") for path in family_folder("", repository).glob(f"*/{suffix}")}
-    left, seen = [module], set[str]()
+    left, seen = [module], {JOBS}
     if policy:
         left.append(PLANNERS[POLICIES[policy].planner].make.__module__)
         seen.add(TABLE)

@@ -259,35 +259,20 @@ def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
     savings = [(p, f"{pct:.1f}", paper.get(p, "ours")) for p, pct in found["mean_saving_pct"].items()]
     tables["savings"] = markdown(("policy", "mean saving of the pairs, %", "paper, %"), savings)
     if found["assumed"]:
-        means = [
-            (
-                policy,
-                f"{of['saving_pct']:.1f}",
-                paper[policy],
-                f"{100 * of['slo_attainment']:.2f}",
-                f"{of['hours_missed']:.0f}",
-                f"{of['rejected']:,.0f}",
-            )
-            for policy, of in found["assumed"].items()
-        ]
+        means = [(policy, *_outcome(of, paper[policy])) for policy, of in found["assumed"].items()]
         heads = ("policy", "saving, %", "paper, %", "in SLO, %", "bins missed, of 1,440", "refused")
         tables["assumed"] = markdown(heads, means)
     if found["cases"]:
-        lines = [
-            (
-                case,
-                label,
-                f"{one['saving_pct']:.1f}",
-                f"{100 * one['slo_attainment']:.2f}",
-                one["hours_missed"],
-                f"{one['rejected']:,}",
-            )
-            for case, by in found["cases"].items()
-            for label, one in by.items()
-        ]
+        lines = [(case, label, *_outcome(one)) for case, by in found["cases"].items() for label, one in by.items()]
         cases = ("case, seed 1", "policy", "saving, %", "in SLO, %", "bins missed (hourly ones: of 48)", "refused")
         tables["cases"] = markdown(cases, lines)
     return tables
+
+
+def _outcome(of: Mapping[str, Any], *published: str) -> tuple[str, ...]:
+    """Cells of a row: saving, what is published of it, share in the SLO, bins missed, requests refused."""
+    share, missed = f"{100 * of['slo_attainment']:.2f}", f"{of['hours_missed']:.0f}"
+    return f"{of['saving_pct']:.1f}", *published, share, missed, f"{of['rejected']:,.0f}"
 
 
 def carbondis_tables(found: Mapping[str, Any]) -> dict[str, str]:

@@ -9,19 +9,21 @@ in time, overdue device hours are minimised first, by priority, and grams after 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from controller.planners.exact.milp import Limits, Program, Result
+from controller.planners.exact.milp import Limits, NothingFound, Program, Result
 from trefoil.core.jobs.planned import DevicePool, ItemCost, PendingJob, Shortage, Slot
 from trefoil.core.units import HOUR_S, grams
 
 WAITING: Final = 5e-4  # grams saved for an hour's wait that are worth it, as a share: of equal hours the first is taken
 WHOLE: Final = 1e-6  # of a device: what the solver may lack of a whole one
 LIMITS: Final = Limits(nodes=500, gap=1e-6)
-SLACK: Final = 1e-7  # by which lateness may exceed its minimum while grams are minimised, as a share
+SLACKS: Final = (1e-7, 1e-6, 1e-5, 1e-4)
+"""By which lateness may exceed its minimum while grams are minimised, as a share and in hours: each after the one
+before, where the solver finds no point within it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,17 +236,25 @@ class JobsProgram:
             unplaced[number] = program.variable(0.0, 0.0, lot.due_h())
             weights.append((unplaced[number], 1.0 + (self._until_s - self._now_s) / HOUR_S))
         self._add_ends(unplaced)
+        least_h: dict[int, float] = {}  # overdue of a priority, by its row
         for priority in sorted(overdue, reverse=True):
             program.cost = [0.0] * len(program.cost)
             for variable, hours in overdue[priority]:
                 program.cost[variable] = hours
-            found = program.solve(LIMITS)
-            assert found is not None, "with everything unplaced there is a point"
-            program.row(overdue[priority], high=found.objective * (1 + SLACK) + SLACK)
+            overdue_h = self._solved(least_h).objective
+            least_h[program.row(overdue[priority])] = overdue_h
         program.cost = cost + [0.0] * (len(program.cost) - len(cost))
-        found = program.solve(LIMITS)
-        assert found is not None, "the point of the last step is one"
-        return found
+        return self._solved(least_h)
+
+    def _solved(self, most: Mapping[int, float]) -> Result:
+        """Solve with rows of at most so much, or of as little more as the solver's tolerance asks for."""
+        for slack in SLACKS:
+            for row, high in most.items():
+                self._program.high[row] = high * (1 + slack) + slack
+            found = self._program.solve(LIMITS)
+            if found is not None:
+                return found
+        raise NothingFound(f"jobs: no point with {sum(most.values()):g} device hours overdue")
 
     def _division(self, found: Result) -> Division:
         items = tuple(

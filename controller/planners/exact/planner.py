@@ -24,6 +24,7 @@ from numpy.random import Generator, default_rng
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import NEARLY_FREE, FamilyAim, aim_of, last_point, next_tick_s
 from controller.planners.exact.clock_ranges import lowest_clocks
+from controller.planners.exact.flexible import PARTS, awake_devices, filled_view
 from controller.planners.exact.milp import CpuLimitHit, Limits, NothingFound
 from controller.planners.exact.model import (
     Aim,
@@ -104,20 +105,32 @@ class ExactPlanner:
         wanted = max((one.devices for one in view.flexible), default=0)
         if not wanted or alone.plan is None or alone.degraded:
             return alone
-        awake = [bool(device.slices) for node in alone.plan.nodes for device in node.devices]
-        devices = min(wanted, len(awake))
-        found = alone if sum(awake) >= devices else self._planned(_awake_for_jobs(view, alone.plan, devices))
+        devices = min(wanted, sum(len(node.devices) for node in alone.plan.nodes))
+        found = alone if awake_devices(alone.plan) >= devices else self._filled(view, alone.plan, devices)
         if found.plan is None or found.degraded:
             need = f"requests and jobs of this hour need {devices} GPUs awake, which cannot be"
             return _because(alone, alone.plan, f"{need}: {found.degraded}")
         plan = replace(found.plan, objectives=alone.plan.objectives)
-        return _because(found, plan, f"at least {devices} GPUs awake for requests and jobs of this hour")
+        filled = "" if found is alone else "load is planned that fills the GPUs of jobs; "
+        return _because(found, plan, f"{filled}at least {devices} GPUs awake for requests and jobs of this hour")
 
-    def _planned(self, view: PlanView) -> Decision:
+    def _filled(self, view: PlanView, alone: Plan, devices: int) -> Decision:
+        inputs = self._read(view)
+        for part in PARTS:
+            found = self._planned(filled_view(inputs, alone, devices, part, self.settings))
+            if found.plan is not None and not found.degraded and awake_devices(found.plan) <= devices:
+                break
+        return found
+
+    def _read(self, view: PlanView) -> PlanningInput:
         settings = self.settings
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
-        clocks = settings.clocks != "highest"
-        inputs = read_view(view, settings.rate_floor_per_s, clocks, cores_max=RANGED_CORES_MAX).in_ranges
+        return read_view(
+            view, settings.rate_floor_per_s, settings.clocks != "highest", cores_max=RANGED_CORES_MAX
+        ).in_ranges
+
+    def _planned(self, view: PlanView) -> Decision:
+        settings, inputs = self.settings, self._read(view)
         next_at_s = next_tick_s(view, settings)
         if not inputs.tasks:
             return Decision(
@@ -254,25 +267,6 @@ def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | Non
     limits = {d.name: -round(d.type.power_limit_max_w) for d in devices if draft.clocks.get(d.name, 0) < 0}
     free = {name: (low or tops.get(name, 0), 0) for name, low in lowest.items() if name not in limits}
     return free | {name: (0, limit) for name, limit in limits.items()}
-
-
-def _awake_for_jobs(view: PlanView, alone: Plan, devices: int) -> PlanView:
-    """A view that asks for so many devices awake. Those that a plan of requests alone has not go to families with jobs,
-    each to the one that lacks the most of its own: it has a slice more than devices that serve it there."""
-    planned = [device for node in alone.nodes for device in node.devices]
-    serving = Counter(family for device in planned for family in device.families)
-    lacks = {one.family: one.own_devices - serving[one.family] for one in view.flexible}
-    least = dict.fromkeys(lacks, 0)
-    for _ in range(devices - sum(bool(device.slices) for device in planned)):
-        family = max(sorted(lacks), key=lambda name: lacks[name])
-        lacks[family] -= 1
-        least[family] = least[family] or serving[family]
-        least[family] += 1
-    return replace(
-        view,
-        flexible=tuple(replace(one, devices=devices) for one in view.flexible),
-        objectives=tuple(replace(o, replicas_min=max(o.replicas_min, least.get(o.family, 0))) for o in view.objectives),
-    )
 
 
 def _because(decision: Decision, plan: Plan, reason: str) -> Decision:

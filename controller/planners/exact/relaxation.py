@@ -19,7 +19,8 @@ The ladder where those cannot be met, first match wins; its names are what `Deci
                           always busy, the mean is served instead. Where the mean is too much too, as much as possible
                           is served within the SLO. Full queues refuse the rest.
 With a plan in force the first two keep it (the objective is at fault, not the plan). The last keeps it too, unless
-another plan serves more. With nothing running, the closest plan is taken.
+another plan serves more, or a share within the SLO below the objective's is aimed at. With nothing running, the
+closest plan is taken.
 """
 
 import math

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 
+import numpy as np
 import pytest
 
 from controller.jobs.core.planning import plan_jobs
@@ -127,6 +128,27 @@ def test_a_job_past_its_deadline_runs_at_once():
     plan = plan_jobs([job(hours=1, by=-1)], [hour(n, 500 - n) for n in range(4)], 0.0)
     assert hours_of(plan) == {("here", 0, "awake"): 1.0}
     assert prospect(plan).items_late == pytest.approx(36_000)
+
+
+@pytest.mark.parametrize("seed", [261, 393, 709])
+def test_an_overload_of_several_priorities_has_a_plan_whatever_the_solver_s_tolerance(seed):
+    """Worlds whose least lateness of one priority left no point for the next, as the solver counts."""
+    rng = np.random.default_rng(seed)
+    hours, slots = int(rng.integers(2, 8)), []
+    for n in range(hours):
+        slots.append(hour(n + 1, float(rng.uniform(50, 600)), *(int(rng.integers(0, 4)) for _ in range(2))))
+    for n, slot in enumerate(slots):
+        of = [(rng.uniform(0.3, 1), 0.3 * rng.uniform(0.5, 1), pool) for pool in slot.pools]
+        pools = tuple(
+            dataclasses.replace(p, free_s=p.free_s * float(free), sure_s=p.sure_s * float(sure)) for free, sure, p in of
+        )
+        slots[n] = dataclasses.replace(slot, pools=pools)
+    jobs = [
+        job(str(n), float(rng.uniform(0.5, 30)), float(rng.uniform(1, hours + 1)), priority=int(rng.integers(0, 3)))
+        for n in range(int(rng.integers(2, 9)))
+    ]
+    plan = plan_jobs(jobs, slots, float(rng.uniform(1, 1.9)) * HOUR)
+    assert any(one.items_late or one.items_unplaced for one in plan.prospects)
 
 
 def test_zones_are_weighed_with_what_moving_an_item_costs():

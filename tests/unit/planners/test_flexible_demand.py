@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from controller.planners.exact.planner import ExactPlanner
+from controller.planners.planner_settings import ExactSettings
 from tests.support.planning import digits, fleet, objective, view
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
@@ -36,6 +37,25 @@ def test_devices_for_jobs_are_awake(devices):
     assert awake(found) == devices
     assert found.why.endswith(f"at least {devices} GPUs awake for requests and jobs of this hour")
     assert found.plan.objectives == alone.plan.objectives, "the objective stays the operator's"
+
+
+@pytest.mark.parametrize("clocks", ["highest", "planned"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_gpus_that_wake_for_jobs_are_full_of_slices_and_requests_keep_their_accuracy(devices, clocks):
+    planner = ExactPlanner(ExactSettings(clocks=clocks))
+    one = needing(devices)
+    alone, found = (planner.plan(v, np.random.default_rng(1)).plan for v in (replace(one, flexible=()), one))
+    cut = [sum(s.key.size for s in d.slices) for node in found.nodes for d in node.devices if d.slices]
+    assert len(cut) == devices
+    assert min(cut) >= 6, "of eight memory slices"
+    assert found.expected["digits"].capacity_per_s >= devices * alone.expected["digits"].capacity_per_s
+    assert found.expected["digits"].accuracy >= alone.expected["digits"].accuracy - 1e-4
+
+
+def test_jobs_that_ask_for_more_accuracy_get_it():
+    flexible = (FlexibleDemand("digits", "test", 50.0, accuracy_floor=0.99, devices=3),)
+    found = decided(replace(needing(3), flexible=flexible)).plan
+    assert found.expected["digits"].accuracy >= 0.99
 
 
 def test_what_requests_need_anyway_is_no_more_for_jobs():

@@ -163,15 +163,6 @@ def parse_moment(text: str, option: str, now_s: float, *, ahead: bool = False) -
     return at_s
 
 
-def format_duration(seconds: float) -> str:
-    """Duration in the unit that suits it."""
-    if abs(seconds) < 120:
-        return f"{seconds:.0f} s"
-    if abs(seconds) < 2 * UNIT_S["h"]:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / UNIT_S['h']:.1f} h" if abs(seconds) < 5 * UNIT_S["d"] else f"{seconds / UNIT_S['d']:.1f} d"
-
-
 def rung_name(rung: int) -> str:
     """Number and name of a rung (`2 carried`); a number alone where this version has no name for it."""
     return f"{rung} {Rung(rung).name.lower()}" if rung in Rung.__members__.values() else str(rung)

@@ -12,7 +12,6 @@ from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.cli.carbon.client import (
     FeedClient,
     ZoneArgument,
-    format_duration,
     rung_name,
     series_kind,
     with_feed,
@@ -21,7 +20,7 @@ from trefoil.cli.options import RUNNING, ServiceAddress
 from trefoil.cli.output import AsJson, as_json, console, grid, print_json
 from trefoil.core.carbon import CarbonRatio, CarbonReading, Series, ZoneHealth
 from trefoil.core.errors import SettingError, Unavailable
-from trefoil.core.units import format_time
+from trefoil.core.units import format_duration, format_time
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 

@@ -17,7 +17,6 @@ from trefoil.cli.carbon import scores as carbon_scores
 from trefoil.cli.carbon.client import (
     FeedClient,
     ZoneArgument,
-    format_duration,
     parse_moment,
     series_kind,
     with_feed,
@@ -26,7 +25,7 @@ from trefoil.cli.options import RUNNING, ServiceAddress, file_to_write
 from trefoil.cli.output import AsJson, as_json, console, grid, print_json, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Quality, Series
 from trefoil.core.errors import SettingError, Unavailable
-from trefoil.core.units import HOUR_S, format_time
+from trefoil.core.units import HOUR_S, format_duration, format_time
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from trefoil.cli.carbon.client import format_duration, parse_moment
+from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.operate.report_document import jobs_document, records, report_document
 from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, grid, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import SettingError
+from trefoil.core.units import format_duration
 from trefoil.overview.jobs import RULES, saved_text
 from trefoil.runtime.clock import WallClock
 

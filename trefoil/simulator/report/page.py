@@ -34,7 +34,7 @@ def result_page(scenario: Scenario, found: Result, about: Mapping[str, Any]) -> 
     cards = [
         *([Card("Missed", lines=missed, alert=True)] if missed else []),
         Card(f"{summary.scenario} under {summary.policy}", found.columns, found.rows(), found.caption.splitlines()),
-        Card("Over time, simulated hours", figure=figure),
+        Card("Over time, simulated", figure=figure),
         Card("Decisions, and why", (f"at, {unit}", "cause", "why", "what changed"), decisions),
     ]
     return page(

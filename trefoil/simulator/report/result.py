@@ -18,6 +18,7 @@ from trefoil.core.catalog import profile_basis
 from trefoil.core.demand import TokenTimes
 from trefoil.core.objective import FamilyOutcome, TokenSlo
 from trefoil.core.plan import DecisionRecord
+from trefoil.core.units import format_duration
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.report.frames import data_frame
 from trefoil.simulator.simulation import Simulation
@@ -237,7 +238,7 @@ class Result:
         """Table for people."""
         s = self.summary
         table = Grid(
-            title=f"{s.scenario}: {s.policy}, {s.fidelity}, {s.duration_s / 3600:g} h simulated, seed {s.seed}",
+            title=f"{s.scenario}: {s.policy}, {s.fidelity}, {format_duration(s.duration_s)} simulated, seed {s.seed}",
             caption=self.caption, title_justify="left", caption_justify="left",
         )  # fmt: skip
         for name in self.columns:
