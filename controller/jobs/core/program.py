@@ -229,7 +229,7 @@ class JobsProgram:
             ends = {o.slot.carbon.ends_at_s for o in lot.options if due and o.slot.carbon.ends_at_s >= min(due)}
             times = sorted({*due, *ends})
             weights = overdue.setdefault(lot.jobs[0].priority, [])
-            for at_s, next_s in zip(times, [*times[1:], self._until_s], strict=True):
+            for at_s, next_s in zip(times, [*times, self._until_s][1:], strict=True):
                 over = program.variable(0.0, 0.0, lot.due_h(at_s))
                 program.row([*_done(lot, runs, at_s), (over, 1.0)], low=lot.due_h(at_s))
                 weights.append((over, max(0.0, next_s - at_s) / HOUR_S))

@@ -24,7 +24,7 @@ from numpy.random import Generator, default_rng
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import NEARLY_FREE, FamilyAim, aim_of, last_point, next_tick_s
 from controller.planners.exact.clock_ranges import lowest_clocks
-from controller.planners.exact.flexible import PARTS, awake_devices, filled_view
+from controller.planners.exact.flexible import PARTS, JobsRoom, at_load, awake_devices
 from controller.planners.exact.milp import CpuLimitHit, Limits, NothingFound
 from controller.planners.exact.model import (
     Aim,
@@ -106,21 +106,24 @@ class ExactPlanner:
         if not wanted or alone.plan is None or alone.degraded:
             return alone
         devices = min(wanted, sum(len(node.devices) for node in alone.plan.nodes))
-        found = alone if awake_devices(alone.plan) >= devices else self._filled(view, alone.plan, devices)
-        if found.plan is None or found.degraded:
+        found = self._with_jobs(view, alone, alone.plan, devices)
+        if found.plan is None:
             need = f"requests and jobs of this hour need {devices} GPUs awake, which cannot be"
             return _because(alone, alone.plan, f"{need}: {found.degraded}")
-        plan = replace(found.plan, objectives=alone.plan.objectives)
-        filled = "" if found is alone else "load is planned that fills the GPUs of jobs; "
-        return _because(found, plan, f"{filled}at least {devices} GPUs awake for requests and jobs of this hour")
+        filled = "" if found is alone else "slices are planned that fill the GPUs of jobs; "
+        return _because(found, found.plan, f"{filled}at least {devices} GPUs awake for requests and jobs of this hour")
 
-    def _filled(self, view: PlanView, alone: Plan, devices: int) -> Decision:
+    def _with_jobs(self, view: PlanView, alone: Decision, plan: Plan, devices: int) -> Decision:
+        """A plan with room for jobs in so many devices; that of requests alone where it has the room."""
         inputs = self._read(view)
-        for part in PARTS:
-            found = self._planned(filled_view(inputs, alone, devices, part, self.settings))
-            if found.plan is not None and not found.degraded and awake_devices(found.plan) <= devices:
-                break
-        return found
+        room, most = JobsRoom.beyond(inputs, plan, devices), max(devices, awake_devices(plan))
+        found = alone
+        if any(room.lacking.values()):
+            for part in PARTS if any(room.woken.values()) else PARTS[:-1]:
+                found = self._planned(room.view(part, self.settings), inputs)
+                if found.plan is not None and (not part or awake_devices(found.plan) <= most):
+                    return found
+        return found if any(room.woken.values()) else alone
 
     def _read(self, view: PlanView) -> PlanningInput:
         settings = self.settings
@@ -129,7 +132,8 @@ class ExactPlanner:
             view, settings.rate_floor_per_s, settings.clocks != "highest", cores_max=RANGED_CORES_MAX
         ).in_ranges
 
-    def _planned(self, view: PlanView) -> Decision:
+    def _planned(self, view: PlanView, real: PlanningInput | None = None) -> Decision:
+        """Plan a view; one with room for jobs as it is, or not at all, and told at the real load."""
         settings, inputs = self.settings, self._read(view)
         next_at_s = next_tick_s(view, settings)
         if not inputs.tasks:
@@ -137,13 +141,15 @@ class ExactPlanner:
                 None, f"{self.name}: no family has an objective", next_at_s, "no_plan: no family has an objective"
             )
         try:
-            return self._decide(inputs, settings, next_at_s)
+            return self._decide(inputs, settings, next_at_s, real)
         except (CpuLimitHit, NothingFound) as hit:
             limit = "node_limit" if isinstance(hit, NothingFound) else "cpu_limit"
             why = f"{self.name}: keeps the plan, the solver ended without one at its {limit} ({hit})"
             return Decision(None, why, next_at_s, limit)
 
-    def _decide(self, inputs: PlanningInput, settings: ExactSettings, next_at_s: float) -> Decision:
+    def _decide(
+        self, inputs: PlanningInput, settings: ExactSettings, next_at_s: float, real: PlanningInput | None
+    ) -> Decision:
         draft, degraded = None, ""
         if settings.demand_step > 1:
             coarse = replace(inputs, tasks=rounded_demand(inputs.tasks, settings.demand_step))
@@ -163,6 +169,9 @@ class ExactPlanner:
                 if all(carries(_capacity_per_s(draft, t.family), t.demand) for t in inputs.tasks):
                     break
             inputs = posed
+        if draft is None and real is not None:
+            over = over_cap(inputs, problem, aim, settings) or "no plan has them within SLO and floor"
+            return Decision(None, over, next_at_s, over)
         if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, settings)):
             aim, family_aims = eased
             draft = self._draft(inputs, problem, aim, settings)
@@ -177,7 +186,7 @@ class ExactPlanner:
             if draft is None or not draft.solution.slices:
                 why = f"{self.name}: {degraded}; there is nothing to plan with"
                 return Decision(None, why, next_at_s, f"no_plan: {degraded}")
-        plan, refusal = self._plan_with_rollout(inputs, draft, aim, family_aims, settings, degraded)
+        plan, refusal = self._plan_with_rollout(inputs, draft, aim, family_aims, settings, degraded, real)
         if plan is None:
             why = f"{self.name}: no rollout leads to a plan: {refusal}; keeps the plan"
             return Decision(None, why, next_at_s, f"no_rollout: {refusal}")
@@ -205,9 +214,14 @@ class ExactPlanner:
         family_aims: Mapping[str, FamilyAim],
         settings: ExactSettings,
         degraded: str,
+        real: PlanningInput | None,
     ) -> tuple[Plan | None, str]:
         """The first plan that a rollout leads to: the best; the best with the slices of serving devices; to stay."""
         refusal = ""
+        if real is not None:
+            family_aims = {
+                name: replace(one, why="no less accurate than without jobs") for name, one in family_aims.items()
+            }
         for attempt in ("free", "pinned", "stay"):
             found: Draft | None = draft
             if attempt == "pinned":
@@ -219,8 +233,12 @@ class ExactPlanner:
                 continue
             if attempt != "free":
                 found = replace(found, note=f"{found.note}; configurations stay, because {refusal}")
-            plan = self._assembled_plan(inputs, found, family_aims, settings, degraded)
-            reason = self.refuses(inputs.view, plan) if found.moves.any else ""
+            told, shown = real or inputs, found
+            if real is not None:
+                problem, solution = at_load(found.problem, found.solution, real.tasks)
+                shown = replace(found, problem=problem, solution=solution)
+            plan = self._assembled_plan(told, shown, family_aims, settings, degraded)
+            reason = self.refuses(told.view, plan) if found.moves.any else ""
             if not reason:
                 return plan, ""
             refusal = refusal or reason

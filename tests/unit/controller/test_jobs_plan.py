@@ -151,6 +151,12 @@ def test_an_overload_of_several_priorities_has_a_plan_whatever_the_solver_s_tole
     assert any(one.items_late or one.items_unplaced for one in plan.prospects)
 
 
+def test_an_overload_beside_a_job_due_after_the_last_slot_has_a_plan():
+    plan = plan_jobs([job("a", 5, 3), job("b", 1, 40, priority=1)], [hour(n + 1, 300) for n in range(3)], HOUR)
+    assert prospect(plan, "a").items_late + prospect(plan, "a").items_unplaced > 0
+    assert prospect(plan, "b").items_late == 0
+
+
 def test_zones_are_weighed_with_what_moving_an_item_costs():
     slots = [hour(0, 300), hour(0, 200, zone="there")]
     assert hours_of(plan_jobs([job(by=1, zones=("here", "there"))], slots, 0.0)) == {("there", 0, "awake"): 1.0}

@@ -52,10 +52,40 @@ def test_gpus_that_wake_for_jobs_are_full_of_slices_and_requests_keep_their_accu
     assert found.expected["digits"].accuracy >= alone.expected["digits"].accuracy - 1e-4
 
 
-def test_jobs_that_ask_for_more_accuracy_get_it():
+def test_gpus_awake_for_spread_alone_are_filled_too():
+    one = replace(needing(2), objectives=(objective(spread_min=2),))
+    alone, found = (decided(v).plan for v in (replace(one, flexible=()), one))
+    cut = [sum(s.key.size for s in d.slices) for node in found.nodes for d in node.devices if d.slices]
+    assert min(cut) >= 6, "of eight memory slices"
+    assert found.expected["digits"].capacity_per_s > 2 * alone.expected["digits"].capacity_per_s
+
+
+@pytest.mark.parametrize("margin", [0.005, -0.02])
+def test_a_margin_of_accuracy_counts_once(margin):
+    one = replace(needing(3), objectives=(objective(params={"accuracy_margin": margin}),))
+    alone, found = (decided(v).plan for v in (replace(one, flexible=()), one))
+    assert found.expected["digits"].accuracy == pytest.approx(alone.expected["digits"].accuracy, abs=1e-3)
+
+
+def test_a_plan_with_room_for_jobs_is_told_and_tried_at_the_load_that_is():
+    views = []
+    planner = ExactPlanner(refuses=lambda view, _plan: views.append(view) or "")
+    one = needing(4)
+    alone, found = (planner.plan(v, np.random.default_rng(1)).plan for v in (replace(one, flexible=()), one))
+    assert {(o.mode, o.min_accuracy) for view in views for o in view.objectives} == {
+        (o.mode, o.min_accuracy) for o in one.objectives
+    }
+    assert {d.rate_per_s for view in views for d in view.demand} == {5.0}
+    assert "digits: 5.0/s" in found.why
+    watts = [found.expected["digits"].joules_per_request * 5, alone.expected["digits"].joules_per_request * 5]
+    assert watts[0] - watts[1] == pytest.approx(3 * 20, rel=0.1), "three GPUs idle instead of asleep"
+
+
+def test_jobs_that_ask_for_more_accuracy_have_slices_for_it():
     flexible = (FlexibleDemand("digits", "test", 50.0, accuracy_floor=0.99, devices=3),)
     found = decided(replace(needing(3), flexible=flexible)).plan
-    assert found.expected["digits"].accuracy >= 0.99
+    slices = [s for node in found.nodes for device in node.devices for s in device.slices]
+    assert sum(s.key.size for s in slices if s.hosted[0].variant == "l") >= 2 * 6, "of eight in each of two GPUs"
 
 
 def test_what_requests_need_anyway_is_no_more_for_jobs():
