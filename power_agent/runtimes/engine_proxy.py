@@ -41,6 +41,11 @@ HOST_VALUES: Final[Mapping[str, Sequence[Any]]] = {
     "IpcMode": (None, "", "private"),
     "Runtime": (None, "", "nvidia"),
 }
+UNMASKED: Final = ("MaskedPaths", "ReadonlyPaths")  # of /proc and /sys: an empty list is none, and not the usual ones
+JUDGED: Final = ("HostConfig", "NetworkDisabled", "Labels", "User", "Name", "Driver", "Type", "Source", "ReadOnly")
+SPELT: Final[Mapping[str, str]] = {name.casefold(): name for name in (*HOST_KEYS, *JUDGED)}
+"""Judged keys by their case-folded form. The engine, which is written in Go, takes a key in any case."""
+USER: Final = re.compile(r"[1-9][0-9]{0,9}(:[0-9]{1,10})?")
 HOP: Final = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"host", b"content-length"))
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -73,9 +78,9 @@ class Rules:
             case "GET", "/containers/json":
                 return self._refuse_list(query)
             case "POST", "/containers/create":
-                return self._refuse_container(json.loads(body))
+                return self._refuse_container(_parsed(body))
             case "POST", "/networks/create":
-                return self._refuse_network(json.loads(body))
+                return self._refuse_network(_parsed(body))
             case "GET", _ if OF_NETWORK.fullmatch(path):
                 return ""
         found = OF_CONTAINER.fullmatch(path)
@@ -97,7 +102,9 @@ class Rules:
         if not self.is_own(asked.get("Labels")):
             return "it does not carry the labels of this agent"
         host = {
-            name: value for name, value in (asked.get("HostConfig") or {}).items() if value not in (None, "", 0, [], {})
+            name: value
+            for name, value in (asked.get("HostConfig") or {}).items()
+            if value not in (None, "", 0, [], {}) or (name in UNMASKED and value is not None)
         }
         if asked.get("NetworkDisabled") and not set(host) - {"NetworkMode"}:
             return ""  # never started: what looks into an image
@@ -108,8 +115,8 @@ class Rules:
                 return f"HostConfig.{name} is {host.get(name)!r}"
         if host.get("NetworkMode") != object_name(self.cluster, self.node):
             return f"HostConfig.NetworkMode is {host.get('NetworkMode')!r}"
-        if str(asked.get("User") or "0").partition(":")[0] in ("0", "root"):
-            return "its user is root"
+        if not USER.fullmatch(str(asked.get("User"))):
+            return f"its user is {asked.get('User')!r}, which may be root: uid:gid of another one"
         return next(filter(None, map(self._refuse_mount, host.get("Mounts", []))), "")
 
     def _refuse_mount(self, mount: Mapping[str, Any]) -> str:
@@ -140,7 +147,7 @@ class EngineProxy:
         query = scope["query_string"].decode()
         try:
             why = "it is too long" if more else await self._refusal(scope["method"], VERSION.sub("", path), query, body)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             why = f"it cannot be read ({error})"
         if why:
             structlog.get_logger().warning("refused", method=scope["method"], path=path, why=why)
@@ -179,6 +186,19 @@ class EngineProxy:
             await send({"type": "http.response.body", "body": b""})
         finally:
             await answer.aclose()
+
+
+def _parsed(body: bytes) -> Any:
+    """Body as the engine reads it. Raises ValueError: a key that it could take for another one than is judged here."""
+    return json.loads(body, object_pairs_hook=_unambiguous)
+
+
+def _unambiguous(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name.casefold() for name, _ in pairs}) < len(pairs):
+        raise ValueError("a key occurs twice, in any case")
+    if strange := [name for name, _ in pairs if SPELT.get(name.casefold(), name) != name]:
+        raise ValueError(f"{strange[0]!r} is spelt {SPELT[strange[0].casefold()]!r}")
+    return dict(pairs)
 
 
 async def _answer(send: Send, status: int, message: str) -> None:

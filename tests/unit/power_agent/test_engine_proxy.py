@@ -40,12 +40,14 @@ class Engine:
         return httpx.Response(200, stream=httpx.ByteStream(text.encode()))
 
 
-async def ask(models: Path, method: str, url: str, body: Any = None) -> tuple[httpx.Response, Engine]:
+async def ask(
+    models: Path, method: str, url: str, body: Any = None, text: str | None = None
+) -> tuple[httpx.Response, Engine]:
     engine = Engine()
     real = httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine")
     proxy = EngineProxy(Rules("site1", "gpu7", [models]), real)
     async with real, httpx.AsyncClient(transport=httpx.ASGITransport(proxy), base_url="http://proxy") as client:
-        return await client.request(method, url, json=body), engine
+        return await client.request(method, url, json=body, content=text), engine
 
 
 def container(models: Path, *, labels: dict[str, str] = OWN, user: str = "65534:65534", **host: Any) -> dict[str, Any]:
@@ -114,8 +116,13 @@ async def test_a_slice_may_be_made(models: Path) -> None:
     ("changes", "why"),
     [
         ({"labels": OTHERS}, "does not carry the labels"),
-        ({"user": ""}, "its user is root"),
-        ({"user": "0:0"}, "its user is root"),
+        ({"user": ""}, "its user is ''"),
+        ({"user": "0:0"}, "its user is '0:0'"),
+        ({"user": "00"}, "its user is '00'"),  # the engine's number of it is 0, as of the next
+        ({"user": "+0:0"}, "its user is '+0:0'"),
+        ({"user": "toor"}, "its user is 'toor'"),
+        ({"MaskedPaths": []}, "HostConfig.MaskedPaths"),
+        ({"ReadonlyPaths": []}, "HostConfig.ReadonlyPaths"),
         ({"Privileged": True}, "HostConfig.Privileged"),
         ({"Binds": ["/:/host"]}, "HostConfig.Binds"),
         ({"CapAdd": ["SYS_ADMIN"]}, "HostConfig.CapAdd"),
@@ -139,6 +146,37 @@ async def test_a_container_that_reaches_more_is_refused(models: Path, changes: d
     assert answer.status_code == 403
     assert why in answer.json()["message"]
     assert not engine.asked
+
+
+@pytest.mark.parametrize(
+    ("before", "more", "why"),
+    [
+        ('"HostConfig": {', '"hostconfig": {"Privileged": true}, ', "a key occurs twice, in any case"),
+        ('"HostConfig": {', '"HostConfig": {"Privileged": true}, ', "a key occurs twice, in any case"),
+        ('"HostConfig": {', '"HoſtConfig": {"Privileged": true}, ', "a key occurs twice, in any case"),
+        ('"Source": ', '"source": "/", ', "a key occurs twice, in any case"),
+        ('"ReadOnly": ', '"READONLY": false, ', "a key occurs twice, in any case"),
+        ('"User": ', '"user": "0", ', "a key occurs twice, in any case"),
+        ('"Labels": ', '"x": ' + 100_000 * "[", "it cannot be read"),
+    ],
+)
+async def test_a_key_that_the_engine_could_take_for_a_judged_one_is_refused(
+    models: Path, before: str, more: str, why: str
+) -> None:
+    text = json.dumps(container(models))
+    assert before in text
+    answer, engine = await ask(models, "POST", "/containers/create", text=text.replace(before, more + before))
+    assert answer.status_code == 403
+    assert why in answer.json()["message"]
+    assert not engine.asked
+
+
+async def test_what_is_never_started_has_no_host_config_in_any_spelling(models: Path) -> None:
+    for name, status in (("HostConfig", 200), ("hostConfig", 403)):
+        body = {"Labels": OWN, "NetworkDisabled": True, name: {"NetworkMode": "none"}}
+        answer, _ = await ask(models, "POST", "/containers/create", body)
+        assert answer.status_code == status, answer.text
+    assert "'hostConfig' is spelt 'HostConfig'" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("offer", HONOURED_OFFERS)
