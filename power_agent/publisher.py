@@ -8,6 +8,7 @@ comparison follows every trouble.
 import asyncio
 import contextlib
 import os
+import re
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ TAIL_PER_DEVICE: Final = 8  # newest entries that surely hold the newest of each
 BATCH_MAX: Final = 200
 NAMESAKE_S: Final = 3.0  # an agent renews its lease every second
 NAMESAKE_POLL_S: Final = 0.25
+PID: Final = re.compile("[0-9]{1,10}")  # str.isdigit takes "²" too, of which int makes no number
 
 
 class Publisher:
@@ -140,7 +142,9 @@ class Publisher:
         """Whether it was an agent of this machine, and no process has its number now."""
         host, _, pid = holder.rpartition(":")
         own_host, _, own_pid = self._holder.rpartition(":")
-        return host == own_host and pid.isdigit() and (pid == own_pid or not Identity.of_pid(int(pid)).alive())
+        if host != own_host or not PID.fullmatch(pid):
+            return False
+        return pid == own_pid or not Identity.of_pid(int(pid)).alive()
 
     async def _write(self) -> None:
         assert self._lease is not None

@@ -11,8 +11,10 @@ import structlog
 from power_agent.publisher import Publisher
 from tests.support.stores import START_S, state_on
 from tests.support.virtual.redis import Server
+from trefoil.core.common import Lease
 from trefoil.core.errors import StartError
 from trefoil.core.fleet import NodeStatus
+from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
@@ -93,3 +95,12 @@ async def test_without_redis_it_starts_and_says_later_who_has_its_name(hosts: Ho
     errors = [line["why"] for line in logs if line["log_level"] == "error"]
     assert len(errors) == 1
     assert "node = 'node0': another power agent, a:11, publishes under this name." in errors[0]
+
+
+@pytest.mark.parametrize("pid", ["²", "9" * 5000, "1" * 300, "-1", ""])
+async def test_a_lease_whose_holder_is_no_process_ends_no_agent(hosts: Hosts, pid: str) -> None:
+    agent = hosts.agent("a")
+    lease = Lease("agent:node0", f"a:{pid}", 5, START_S + 3.0)
+    hosts.server.set(agent._state.keys.lease("agent:node0"), codec.encode(lease), 3000)
+    assert await hosts.starts(agent) <= 3.25
+    await agent.step()
