@@ -264,7 +264,14 @@ class Node:
     def take_reading(self, part: Slice) -> SliceReading:
         """Take the reading of a slice for the meter; its overhead counts again from here."""
         kind = self.devices[part.key.device].type
-        return part.take_reading(device_share(kind, part.key.slice_type), self.variant_of)
+        return part.take_reading(device_share(kind, part.key.slice_type), self._metered_variant)
+
+    def _metered_variant(self, family: str, version: int) -> str:
+        """Variant for the meter, also of a family that the repository has lost and a Triton still serves."""
+        try:
+            return self.variant_of(family, version)
+        except NotFound:
+            return f"version-{version}"
 
     def families(self) -> set[str]:
         """Families that slices host, or are to host."""

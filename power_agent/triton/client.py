@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -323,13 +323,16 @@ class TritonClient:
         not count (`_shared/decoder.py`).
 
         Raises:
-            TritonUnready: Triton does not answer.
+            TritonUnready: Triton does not answer, or what it says cannot be read.
         """
         reply = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest())
-        found = tuple(counters(model) for model in reply.model_stats)
+        with self._readable("its statistics"):
+            found = tuple(counters(model) for model in reply.model_stats)
         if not any(self._counts_decoding(one.family) for one in found):
             return found
-        busy_ns = decode_times(await self._metrics())
+        page = await self._metrics()
+        with self._readable(self._metrics_url):
+            busy_ns = decode_times(page)
         return tuple(
             replace(one, compute_infer_ns=now, compute_batch_ns=now)
             if (now := busy_ns.get((one.family, one.version))) is not None
@@ -352,8 +355,12 @@ class TritonClient:
         return (await self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model))).config
 
     def _counts_decoding(self, family: str) -> bool:
+        """Whether a family's model counts the time of its tokens; not known to where its contract is lost."""
         if family not in self._decodes:
-            self._decodes[family] = counts_decoding(self._contract(family))
+            try:
+                self._decodes[family] = counts_decoding(self._contract(family))
+            except CatalogError:  # the check of its files says it; what Triton counts is read all the same
+                return False
         return self._decodes[family]
 
     def has_processes(self, family: str) -> bool:
@@ -400,11 +407,17 @@ class TritonClient:
         Raises:
             TritonUnready: the metrics endpoint does not answer.
         """
-        body = await self._metrics()
+        page = await self._metrics()
+        with self._readable(self._metrics_url):
+            return pending_requests(page)
+
+    @contextlib.contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
+        """Read what a Triton says, which may be anything: its models run in it. Raises TritonUnready."""
         try:
-            return pending_requests(body)
-        except ValueError as error:
-            raise TritonUnready(f"{self._metrics_url} does not answer: {error!r}") from error
+            yield
+        except (ValueError, LookupError, ArithmeticError) as error:
+            raise TritonUnready(f"{self._target}: {what} cannot be read: {error!r:.200}") from error
 
     async def _metrics(self) -> str:
         try:

@@ -17,7 +17,7 @@ from typing import Final
 
 from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.device_types import slice_type
-from trefoil.core.errors import PlanError
+from trefoil.core.errors import NotFound, PlanError
 from trefoil.core.fleet import (
     DeviceKind,
     DeviceState,
@@ -190,9 +190,12 @@ def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, kind: DeviceType, cat
     sequences, which would lose their state. "" if it can."""
     if seen.stale_files:
         return "the files that its Triton was started with are gone"
-    if any(catalog.family(hosted.family).sequence for hosted in set(seen.hosted) - set(wanted.hosted)):
-        return "sequences have to end first"
-    need_mib = CONTEXT_MIB + sum(memory_mib(catalog, hosted) for hosted in {*seen.hosted, *wanted.hosted})
+    try:
+        if any(catalog.family(hosted.family).sequence for hosted in set(seen.hosted) - set(wanted.hosted)):
+            return "sequences have to end first"
+        need_mib = CONTEXT_MIB + sum(memory_mib(catalog, hosted) for hosted in {*seen.hosted, *wanted.hosted})
+    except NotFound as error:
+        return f"what it serves is not in the model repository any more ({error.message})"
     fits = need_mib <= slice_type(kind, seen.key.slice_type).memory_mib
     return "" if fits else "both do not fit at once"
 

@@ -14,10 +14,11 @@ from power_agent.energy.energy_log import EnergyLog
 from power_agent.energy.metering import Metering
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.node_state import SLICE_STATES, Device, Node
+from power_agent.triton.client import VersionCounters
 from tests.support.plans import CATALOG
 from trefoil.core.device_types import A100_40GB, P4, device_type
 from trefoil.core.energy import EnergyMethod, EnergySample
-from trefoil.core.fleet import DeviceState, SliceKey, SliceState
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState
 from trefoil.core.outside.plausible import power_fault, sample_fault
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
@@ -207,6 +208,16 @@ async def test_one_wrong_value_in_the_energy_log_ends_no_agent_and_stops_no_stre
             assert not power_fault(sample, bench.node.devices[sample.device].type), where
         for sample in bench.energy_log.ring:
             assert not sample_fault(sample), where
+
+
+async def test_a_slice_is_metered_whose_family_the_repository_has_lost(bench):
+    part = bench.node.new_slice(SliceKey(CPU, "quota:0.5", 0, 5), 3, SliceState.READY)
+    part.running, part.incarnation, part.hosted = True, "one", (Hosted("gone", "s", 2),)
+    for requests in (0, 0, 10):
+        part.record_counters((VersionCounters("gone", 2, requests, 0, requests, 0, requests * 1_000_000),), 1e9)
+        samples = await bench.read()
+    done = [(one.family, one.variant, one.requests) for one in samples[CPU].slices[0].hosted]
+    assert done == [("gone", "version-2", 10)]
 
 
 async def test_power_is_polled_between_readings_only_where_there_is_no_counter(bench):

@@ -223,6 +223,15 @@ def test_a_slice_with_sequences_drains_instead_of_swapping_under_them():
     assert "sequences have to end first" in tasks[0].why
 
 
+@pytest.mark.parametrize("lost", [Hosted("gone", "s", 1), Hosted("toy", "version-9", 9)])
+def test_what_the_repository_has_lost_drains_and_goes(lost):
+    after = planned("1g.5gb", 0, SMALL)
+    before = ready(dataclasses.replace(after, hosted=(lost,)))
+    tasks = reconcile(seen(before), node_plan(after), CATALOG)
+    assert verbs(tasks) == ["drain", "stop", "start", "load", "warm_up"]
+    assert "is not in the model repository any more" in tasks[0].why
+
+
 def test_variants_that_do_not_fit_beside_each_other_drain_and_start_again():
     before = ready(planned("1g.5gb", 0, LARGE))  # 400 + 100 + 4,000 MiB of 4,864 do fit; 400 + 4,000 + 4,000 would not
     assert verbs(reconcile(seen(before), node_plan(planned("1g.5gb", 0, SMALL)), CATALOG)) == ["load", "warm_up"]

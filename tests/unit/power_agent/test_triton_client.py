@@ -1,4 +1,4 @@
-"""The client of one Triton whose connection is closed under a call: a slice is stopped while somebody asks it."""
+"""The client of one Triton whose connection is closed under a call, and of one that says what cannot be."""
 
 import asyncio
 from collections.abc import Callable
@@ -133,4 +133,58 @@ async def test_a_renewed_certificate_is_a_new_connection_and_the_old_one_goes_wi
 async def test_a_model_whose_contract_is_lost_is_not_known_to_start_processes(tmp_path):
     client = TritonClient("127.0.0.1:1", "http://127.0.0.1:1/metrics", tmp_path, WallClock())
     assert not client.has_processes("toy")
+    await client.close()
+
+
+class Told(TritonClient):
+    """A client that is told these statistics, and this page of metrics."""
+
+    told, page = pb.ModelStatisticsResponse(), ""
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        return self.told
+
+    async def _metrics(self) -> str:
+        return self.page
+
+
+def told(folder: Any, version: str = "1", page: str = "") -> Told:
+    client = Told("127.0.0.1:1", "http://127.0.0.1:1/metrics", folder, WallClock())
+    client.told, client.page = pb.ModelStatisticsResponse(), page
+    client.told.model_stats.add(name="toy", version=version)
+    return client
+
+
+@pytest.mark.parametrize("version", ["", "two", "²", "9" * 5000])
+async def test_a_version_that_is_no_number_is_a_triton_that_is_not_ready(tmp_path, version):
+    client = told(tmp_path, version)
+    with pytest.raises(TritonUnready, match=r"127\.0\.0\.1:1: its statistics cannot be read: .{1,300}$"):
+        await client.statistics()
+    await client.close()
+
+
+TIME = 'trefoil_decode_seconds_total{model="toy",version="1",instance="0",loaded="1"} '
+WAITING = 'nv_inference_pending_request_count{model="toy"} '
+
+
+@pytest.mark.parametrize("line", [TIME + "inf", TIME + "nan", TIME, TIME.replace("version", "of"), TIME[:30]])
+async def test_decode_times_that_are_none_are_a_triton_that_is_not_ready(tmp_path, line):
+    client = told(tmp_path, page=line)
+    client._decodes["toy"] = True
+    with pytest.raises(TritonUnready, match=r"http://127\.0\.0\.1:1/metrics cannot be read"):
+        await client.statistics()
+    await client.close()
+
+
+@pytest.mark.parametrize("line", [WAITING + "inf", WAITING + "nan", WAITING + "many", WAITING[:35]])
+async def test_waiting_requests_that_are_no_number_are_a_triton_that_is_not_ready(tmp_path, line):
+    client = told(tmp_path, page=line)
+    with pytest.raises(TritonUnready, match=r"http://127\.0\.0\.1:1/metrics cannot be read"):
+        await client.pending()
+    await client.close()
+
+
+async def test_counters_are_read_of_a_model_whose_contract_is_lost(tmp_path):
+    client = told(tmp_path)
+    assert [(one.family, one.version) for one in await client.statistics()] == [("toy", 1)]
     await client.close()
