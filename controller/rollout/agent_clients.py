@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core import errors
 from trefoil.core.fleet import NodeStatus
+from trefoil.core.outside.addresses import is_host_port
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import Clock
@@ -110,6 +111,8 @@ class AgentClients:
             raise errors.Unavailable(
                 f"node {status.node} published no agent_target", remedy="set the agent's admin_address"
             )
+        if not is_host_port(status.agent_target) and not status.agent_target.startswith("unix:"):
+            raise errors.Unavailable("not host:port")  # Redis holds whatever was written into it
         key, loaded = (status.node, status.agent_target), self._tls.now if self._tls is not None else None
         channel, made_with = self._channels.get(key, (None, None))
         if channel is None or made_with is not loaded:  # by certificates that have been renewed

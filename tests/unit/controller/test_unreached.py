@@ -4,6 +4,7 @@ import asyncio
 import re
 
 import pytest
+from pydantic import SecretStr
 
 from controller.rollout.agent_clients import AgentClients
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
@@ -46,3 +47,14 @@ async def test_an_address_that_nobody_reaches_is_named_until_somebody_does(tmp_p
     assert not await agents.apply(status, NodePlan())
     await agents.close()
     await server.stop(0.0)
+
+
+@pytest.mark.parametrize("token", [None, SecretStr("secret")])
+@pytest.mark.parametrize("target", ["node0:²", f"node0:{5000 * '9'}", "ipv4:1.2.3.4:²", "dns:///x:²", "node0:0", "::"])
+async def test_what_is_no_address_is_an_agent_that_is_not_reached(target, token):
+    status, agents = NodeStatus("node0", agent_target=target), AgentClients(WallClock(), 0.2, 1, token)
+    assert await agents.node(status) is None
+    assert "not host:port. Remedy: start the power agent" in agents.unreached["node0"]
+    with pytest.raises(Unavailable, match="not host:port"):
+        await agents.apply(status, NodePlan())
+    await agents.close()
