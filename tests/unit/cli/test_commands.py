@@ -87,6 +87,15 @@ def test_what_needs_no_running_system_says_in_one_line_what_is_wrong(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("scale", ["inf", "nan", "1e300"])
+def test_a_load_is_not_multiplied_without_end(scale: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("second,requests\n0,0\n1,2\n")
+    trace = ["--trace", str(tmp_path / "trace.csv"), "--trace-scale", scale]
+    result = CliRunner().invoke(app, ["load", "--address", "127.0.0.1:1", *trace])
+    assert result.exit_code == 2
+    assert "--trace-scale" in result.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [

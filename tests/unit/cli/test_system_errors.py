@@ -1,12 +1,14 @@
 """An error of the system is one line in every command: field, path or address, the system's words, a remedy."""
 
 import errno
+import io
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -29,6 +31,10 @@ READS = (
     "status --controller 127.0.0.1:1 --token-file {}", "status --controller 127.0.0.1:1 --ca {}", "simulate {}",
     "carbon backtest {}", "forecast backtest {}", "load --family digits --trace {}", "sensitivity {}",
     "family import model_repository --as own=digits-s --slo-latency-ms 50 --accuracies {}", "load --images {}",
+)  # fmt: skip
+STRANGE_READS = (
+    "replay {}", "state restore {} --config {}.toml", "lengths train {}", "assess --from-csv {}",
+    "load --address 127.0.0.1:1 --family digits --slo-latency-ms 9 --images {}",
 )  # fmt: skip
 FOLDERS = (
     "up --state-dir {}/state", "status --state-dir {}/state", "down --state-dir {}/state",
@@ -93,6 +99,21 @@ def test_a_result_that_could_not_be_written_is_refused_before_the_work(command: 
     for one in refused:
         in_one(one)
         assert "cannot be written" in one.output
+
+
+@pytest.mark.parametrize("command", STRANGE_READS)
+def test_a_file_that_is_none_of_the_kind_is_one_line(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    (tmp_path / "own.json.toml").touch()
+    packed = io.BytesIO()
+    np.savez(packed, images=np.zeros((9, 8, 8), np.uint8), labels=np.zeros(9))
+    for data in (b"", b"\xff\xfe{}", 100_000 * b"[", b"NaN", b"\0", packed.getvalue()[:-40], packed.getvalue()[:99]):
+        path.write_bytes(data)
+        in_one(asked(command, path))
+    for data in (np.zeros(3), np.array("x")):
+        np.save(path, data)
+        Path(f"{path}.npy").rename(path)
+        in_one(asked(command, path))
 
 
 @pytest.mark.parametrize("command", [*READS, *FOLDERS])

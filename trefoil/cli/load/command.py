@@ -39,7 +39,7 @@ def load(
     time_column: TimeColumn = "",
     time_unit: TimeUnit = "",
     bin_s: BinS = 0.0,
-    trace_scale: Annotated[float, typer.Option(help="Multiply the load of --trace.", min=1e-6)] = 1.0,
+    trace_scale: Annotated[float, typer.Option(help="Multiply the load of --trace.", min=1e-6, max=1e6)] = 1.0,
     seed: Annotated[int, typer.Option(help="Same seed, same arrivals with the same images.", min=0)] = 1,
     batch: Annotated[str, typer.Option(help="Items per request, drawn from these, e.g. 1,2,8.")] = "1",
     deadline: Annotated[float, typer.Option(help="Seconds until a request is given up.", min=0.01)] = 5.0,

@@ -1,5 +1,7 @@
 """What a load sends: labelled images of a family, or items that are made up from what its model says it takes."""
 
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from trefoil import direct
 from trefoil.cli.load.arrivals import HeldOut, Ints, load_held_out
-from trefoil.core.errors import InvalidInput, NotFound, Unavailable
+from trefoil.core.errors import InvalidInput, NotFound, Unavailable, system_error
 from trefoil.profiler.triton_load import DATATYPES, item_shape, made_up
 
 MADE_UP: Final = 32  # items, of which each request takes its own
@@ -57,7 +59,11 @@ def labelled_inputs(path: Path, input_name: str = "", output: str = "") -> LoadI
     Raises:
         InvalidInput: the file is missing, holds none, or of a type that cannot be sent.
     """
-    held_out = load_held_out(path)
+    try:
+        held_out = load_held_out(path)
+    except (EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
+        remedy = "give a whole npz file with arrays `images` and `labels`"
+        raise system_error(InvalidInput, error, "be read", path, field="images", remedy=remedy) from error
     datatype = next((name for name, kind in DATATYPES.items() if held_out.images.dtype == kind), "")
     if not datatype:
         raise InvalidInput(

@@ -1,6 +1,5 @@
 """Commands about decisions: the rollout under way, one decision, where a request would go, decisions replayed."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -267,13 +266,13 @@ def _planner_of(record: DecisionRecord, own: Sequence[str]) -> "Planner":
     row = chosen(policy(record.policy), {"planner": record.versions.get("planner", "")}, {})
     preset = record.versions.get("preset", "")
     row = with_preset(row, preset) if preset in presets_of(row) else row  # older records may name one without effect
-    return planner_of("", chosen(row, {}, json.loads(record.versions.get("parts", "{}"))))
+    return planner_of("", chosen(row, {}, codec.parse_json(record.versions.get("parts", "{}"))))
 
 
 def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:
     try:
-        text = path.read_text()
-    except OSError as error:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
         remedy = "name a file of controller/decisions"
         raise system_error(InvalidInput, error, "be read", path, field="decision", remedy=remedy) from error
     return [(codec.from_json(DecisionRecord, text), None)]
