@@ -11,26 +11,18 @@ import math
 import operator
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from carbon_feed.core.history import History, Piece, check_series
-from carbon_feed.forecast.archive import ForecastArchive
+from carbon_feed.core.history import Piece, check_series
 from carbon_feed.history.core.ratio import EXPANDING, WINDOWS
+from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.serving.core import queries
 from carbon_feed.serving.core.change_filter import Announced, ChangeFilter
 from carbon_feed.zones import Zone, Zones, load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from trefoil.core import errors
-from trefoil.core.carbon import (
-    CarbonBand,
-    CarbonForecast,
-    CarbonRatio,
-    CarbonReading,
-    CarbonScores,
-    Series,
-    ZoneHealth,
-)
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Series
 from trefoil.core.common import IdentityKey
 from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock, WallClock
@@ -40,70 +32,6 @@ MICROS: Final = 1_000_000
 WATCHERS_MAX: Final = 1_000
 PIECE: Final = 50  # messages that are made at once: others are answered in between
 WAKEUPS_AT_ONCE: Final = 4  # watchers that are woken before others are answered
-
-
-class Forecasts(Protocol):
-    """Forecasts of one zone (`carbon_feed.reading.forecasts.ZoneForecasts`)."""
-
-    @property
-    def archive(self) -> ForecastArchive:
-        """Archive of issued forecasts and what came."""
-        ...
-
-    @property
-    def forecast(self) -> CarbonForecast | None:
-        """Forecast in force; None = there is none."""
-        ...
-
-    @property
-    def forecast_reason(self) -> str:
-        """Reason for the forecast in force, or for its lack."""
-        ...
-
-    def ratio(self, window: str, now_s: float) -> CarbonRatio | None:
-        """Ratio of the intensity to its average (CARBONDIS' CIR); None before a day is known."""
-        ...
-
-    def scores(self) -> tuple[CarbonScores, ...]:
-        """Scores of past forecasts, by lead."""
-        ...
-
-
-class ZoneFeed(Protocol):
-    """Feed of one zone (`carbon_feed.reading.loop.ZoneLoop`)."""
-
-    @property
-    def series(self) -> Series:
-        """Series that is read."""
-        ...
-
-    @property
-    def reading(self) -> CarbonReading | None:
-        """Reading in force; None before the first."""
-        ...
-
-    @property
-    def history(self) -> History:
-        """History of readings."""
-        ...
-
-    @property
-    def forecasts(self) -> Forecasts:
-        """Forecasts of the zone."""
-        ...
-
-    @property
-    def speedup(self) -> float:
-        """Speed-up of a replayed trace; 1 = live."""
-        ...
-
-    def watch(self) -> AsyncIterator[CarbonReading]:
-        """Watch: the reading in force, then each new one."""
-        ...
-
-    def health(self, now_s: float) -> ZoneHealth:
-        """Health of the zone's provider and readings."""
-        ...
 
 
 class FairWakeup:
@@ -135,7 +63,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
 
     def __init__(
         self,
-        feeds: Sequence[ZoneFeed],
+        feeds: Sequence[ZoneLoop],
         zones: Zones | None = None,
         clock: Clock | None = None,
         watchers_max: int = WATCHERS_MAX,
@@ -143,7 +71,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         self._feeds = {feed.series.zone: feed for feed in feeds}
         assert len(self._feeds) == len(feeds), "one feed a zone"
         self._zones = zones or load_zones()
-        self._by_id: dict[str, ZoneFeed] = {}
+        self._by_id: dict[str, ZoneLoop] = {}
         for feed in feeds:  # a feed may call its zone by another of its names; its own name comes first
             zone = self._zones.get(feed.series.zone)
             self._by_id.setdefault(zone.id if zone is not None else feed.series.zone, feed)
@@ -273,11 +201,11 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
 
     async def GetZoneHealth(self, request: Any, context: Any) -> Any:
         """Answer a zone's health."""
-        feeds: Iterable[ZoneFeed] = [self._feed(request.zone)] if request.zone else self._feeds.values()
+        feeds: Iterable[ZoneLoop] = [self._feed(request.zone)] if request.zone else self._feeds.values()
         now_s = self._clock.now_s()
         return pb.GetZoneHealthResponse(zones=[codec.to_proto(feed.health(now_s)) for feed in feeds])
 
-    def _announcement(self, feed: ZoneFeed, reading: CarbonReading, why: str) -> Any:
+    def _announcement(self, feed: ZoneLoop, reading: CarbonReading, why: str) -> Any:
         """One message for all watchers of the same reading."""
         key = feed.series.zone, why
         made = self._announcements.get(key)
@@ -288,7 +216,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             self._announcements[key] = made
         return made[1]
 
-    def _forecast(self, feed: ZoneFeed, model: str) -> CarbonForecast:
+    def _forecast(self, feed: ZoneLoop, model: str) -> CarbonForecast:
         forecasts = feed.forecasts
         if not model:
             if forecasts.forecast is None:
@@ -303,7 +231,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             raise errors.NotFound("no such model", field="model", value=model, remedy=_remedy(models))
         return found
 
-    def _requested_feeds(self, request: Any) -> list[ZoneFeed]:
+    def _requested_feeds(self, request: Any) -> list[ZoneLoop]:
         """Feeds of the zones that a caller asks for at once; different series only where each is spelled out."""
         if request.series and request.zones:
             raise errors.InvalidInput(
@@ -316,7 +244,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
             _comparable(found[0].series, feed.series)
         return found
 
-    def _feed_of(self, series: Series) -> ZoneFeed:
+    def _feed_of(self, series: Series) -> ZoneLoop:
         """The feed of a series that is spelled out."""
         feed = self._feed(series.zone)
         for field, value in (("method", series.method), ("factors", series.factors)):
@@ -334,7 +262,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
                 )
         return feed
 
-    def _feed(self, name: str) -> ZoneFeed:
+    def _feed(self, name: str) -> ZoneLoop:
         feed = self._feeds.get(name)
         if feed is not None:
             return feed
@@ -372,7 +300,7 @@ def _comparable(one: Series, other: Series) -> None:
         ) from error
 
 
-def _without_repeats(feeds: list[ZoneFeed], field: str) -> list[ZoneFeed]:
+def _without_repeats(feeds: list[ZoneLoop], field: str) -> list[ZoneLoop]:
     names = [feed.series.zone for feed in feeds]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
