@@ -20,8 +20,9 @@ from power_agent.clocks.core.clock_control import (
     refuse_levers,
     wanted_value,
 )
-from power_agent.clocks.device_clocks import ClockDriver, DeviceClocks, DriverCall
+from power_agent.clocks.device_clocks import DeviceClocks, DriverCall
 from power_agent.clocks.latency_reader import LatencyReader
+from power_agent.devices.inventory import Inventory
 from power_agent.governors import governor_of
 from power_agent.slices.node_state import Node
 from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError, Unavailable
@@ -37,9 +38,7 @@ NO_LEVERS: Final = Ability("", "CPU", cannot_lock="it has no clocks to lock", ca
 class ClockKeeper:
     """Clocks of all GPUs of the node: what plans may ask of them, and their leases."""
 
-    def __init__(
-        self, node: Node, driver: ClockDriver, call: DriverCall, latencies: LatencyReader | None = None
-    ) -> None:
+    def __init__(self, node: Node, driver: Inventory, call: DriverCall, latencies: LatencyReader | None = None) -> None:
         self._node = node
         self._latencies = latencies
         self._driver = driver

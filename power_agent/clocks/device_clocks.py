@@ -37,6 +37,7 @@ from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported, NoPermission
 from power_agent.devices.gpus import PowerLimits
+from power_agent.devices.inventory import Inventory
 from power_agent.durability.journal_state import Override
 from power_agent.slices.node_state import Device, Node
 from trefoil.core.brains import ClockDecision
@@ -49,40 +50,6 @@ SETTLE_S: Final = 0.3  # a GPU takes 5 to 50 ms to reach a new clock, its sensor
 CONFIRM_S: Final = 1.0  # what differs is read again before it is called drift: clocks move all the time
 
 T = TypeVar("T")
-
-
-class ClockDriver(Protocol):
-    """Driver calls on a GPU's clocks and power limit, of the inventory; each may raise DeviceError."""
-
-    def clock_mhz(self, device: str) -> int:
-        """SM clock now [MHz]."""
-
-    def clock_event_reasons(self, device: str) -> tuple[str, ...]:
-        """Reasons why the clock is what it is."""
-
-    def default_application_clock_mhz(self, device: str) -> int:
-        """Application clock of the SMs that the board comes with [MHz]; 0 where it does not tell."""
-
-    def clocks_supported_mhz(self, device: str) -> tuple[int, ...]:
-        """Supported SM clocks [MHz], ascending."""
-
-    def lock_clock(self, device: str, min_mhz: int, max_mhz: int) -> None:
-        """Lock the SM clock to a range."""
-
-    def reset_clock(self, device: str) -> None:
-        """Undo a lock."""
-
-    def power_limits(self, device: str) -> PowerLimits | None:
-        """Power limits that may be set; None where it cannot be changed."""
-
-    def power_limit_w(self, device: str) -> float | None:
-        """Enforced power limit [W]; it is only reported."""
-
-    def power_limit_set_w(self, device: str) -> float | None:
-        """Power limit that was set, or the default [W]; None where it does not tell."""
-
-    def set_power_limit_w(self, device: str, limit_w: float) -> None:
-        """Set the power limit."""
 
 
 class DriverCall(Protocol):
@@ -102,7 +69,7 @@ class DeviceClocks:
         self,
         node: Node,
         device: Device,
-        driver: ClockDriver,
+        driver: Inventory,
         call: DriverCall,
         latencies: SliceLatencies | None = None,
     ) -> None:
