@@ -86,8 +86,7 @@ class Running:
 
     @property
     def address(self) -> str:
-        assert self.part.server is not None
-        return f"127.0.0.1:{self.part.server.port}"
+        return f"127.0.0.1:{self.part.port}"
 
     @property
     def rest_address(self) -> str:

@@ -71,18 +71,33 @@ class Fronts:
         return cls(local, contracts, kserve, inference, access, peers, streams, held)
 
 
-class FrontServer:
-    """The inference port on libnghttp2, with health and reflection as grpc.aio's servers have them."""
+class InferenceComponent:
+    """The inference port on libnghttp2, with health and reflection as grpc.aio's servers have them. At the end it lets
+    what is in flight finish. A part of the service."""
 
-    def __init__(self, fronts: Fronts, own_health: ServerHealth) -> None:
-        """Listen; raises like `rpc.make_server`."""
-        settings = fronts.local.settings
+    def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
+        self._fronts = fronts
+        self._local = fronts.local
+        self._health = ServerHealth(lambda: not fronts.local.not_ready())
+        self._drain = drain or GracefulShutdown(fronts.local)
+        self._server: H2Server | None = None
+        self._guarding: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """Port that the server listens on, also if the address asked for port 0."""
+        assert self._server is not None
+        return self._server.port
+
+    async def init(self) -> None:
+        """Listen and serve; raises like `rpc.make_server`."""
+        settings, fronts = self._local.settings, self._fronts
         address = settings.inference_address
         rpc.check_listener(settings.front(), address, authenticated=settings.authenticates)
         tls = settings.front_tls()
         routes = Routes()
         routes.add_registered_method_handlers(SERVICE, handlers(fronts))
-        health_pb2_grpc.add_HealthServicer_to_server(own_health, routes)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, routes)
         named = (SERVICE, rpc.HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(AsyncReflection(named), routes)
         self._server = H2Server(
@@ -97,35 +112,8 @@ class FrontServer:
             tls.server_context if tls is not None else None,
             shared=settings.inference_socket >= 0,
         )  # fmt: skip
-        self.port = self._server.port
-        self._guarding: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Serve."""
         await self._server.start()
         self._guarding = asyncio.create_task(guard_connections(self.port, self._server.busy_ports))
-
-    async def stop(self, grace_s: float) -> None:
-        """Let calls in flight finish within the grace, end the rest."""
-        if self._guarding is not None:
-            self._guarding.cancel()
-        await self._server.stop(grace_s)
-
-
-class InferenceComponent:
-    """Serves clients, and at the end lets what is in flight finish. A part of the service."""
-
-    def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
-        self.server: FrontServer | None = None
-        self._fronts = fronts
-        self._local = fronts.local
-        self._health = ServerHealth(lambda: not fronts.local.not_ready())
-        self._drain = drain or GracefulShutdown(fronts.local)
-
-    async def init(self) -> None:
-        """Listen; raises like `rpc.make_server`."""
-        self.server = FrontServer(self._fronts, self._health)
-        await self.server.start()
 
     async def run(self) -> None:
         """Report changes of readiness."""
@@ -133,12 +121,17 @@ class InferenceComponent:
 
     async def shutdown(self) -> None:
         """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
-        assert self.server is not None
         self._local.draining = True
         await self._health.publish()
         self._fronts.streams.close()
-        await self._drain.stop_within(self.server.stop, self._local.settings.stop_grace_s)
+        await self._drain.stop_within(self._stop, self._local.settings.stop_grace_s)
         await self._local.routing.connections.close()
+
+    async def _stop(self, grace_s: float) -> None:
+        assert self._server is not None
+        if self._guarding is not None:
+            self._guarding.cancel()
+        await self._server.stop(grace_s)
 
 
 def handlers(fronts: Fronts) -> dict[str, Any]:
