@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from dispatcher.fronts.admin import NAME, AllWorkers, DispatcherAdmin
+from dispatcher.fronts.admin import NAME, AllWorkers
 from dispatcher.fronts.grpc.server import Fronts, InferenceComponent
 from dispatcher.fronts.openai.completions import Completions
 from dispatcher.fronts.rest.server import RestComponent
@@ -67,7 +67,7 @@ def build(argv: Sequence[str]) -> list[Component]:
         if one_of_many
         else MetricsComponent(metrics, settings.metrics_address, clock, local.not_ready)
     )
-    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, all_workers), NAME)
+    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, all_workers, NAME)
     folder = JobsFolder.of(settings)
     completions = Completions(fronts)
     owner = JobsOwner(

@@ -32,8 +32,9 @@ PRIORITY_DIGITS_MAX: Final = 20  # of 64 bits
 NAME: Final = "trefoil.dispatcher.v1.Dispatcher"
 
 
-class AllWorkers:
-    """Tables, drain, metrics and windows over all workers of this dispatcher. Belongs to one event loop."""
+class AllWorkers(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[misc]
+    """Servicer of tables, drain and ExplainRequest over all workers of this dispatcher, whose metrics and load windows
+    it has, too. Belongs to one event loop. Errors become statuses in the server's interceptor."""
 
     def __init__(self, local: LocalWorker, peers: Peers, metrics: Metrics) -> None:
         self._local = local
@@ -50,8 +51,8 @@ class AllWorkers:
             "Explain": self._explain,
         }
 
-    async def explain(self, request: Any) -> Any:
-        """ExplainRequestResponse of a worker that serves the family: it is the one that would choose.
+    async def ExplainRequest(self, request: Any, context: Any) -> Any:
+        """Explain where a request would go now, by a worker that serves the family: it is the one that would choose.
 
         Raises:
             TrefoilError: as `explain_request` does.
@@ -86,8 +87,8 @@ class AllWorkers:
                 into.get_nowait()
             into.put_nowait(codec.decode(LoadWindow, data))
 
-    async def table(self) -> Any:
-        """GetTableResponse of all workers: credits, requests in flight and open sequences are sums."""
+    async def GetTable(self, request: Any, context: Any) -> Any:
+        """Return the routes in force with what is known of each target: sums over all workers."""
         whole = table_of(self._local)
         for worker, told in (await self._peers.ask("Table", b"")).items():
             if isinstance(told, str):
@@ -96,8 +97,8 @@ class AllWorkers:
                 add_table(whole, dispatcher_pb2.GetTableResponse.FromString(told))
         return whole
 
-    async def drain(self, request: Any) -> Any:
-        """Drain this dispatcher, or end that.
+    async def Drain(self, request: Any, context: Any) -> Any:
+        """Take all workers of this dispatcher out of service, or back into it.
 
         Raises:
             InvalidInput: no reason is given.
@@ -253,28 +254,3 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters,
     if not (text.isdecimal() and len(text) <= PRIORITY_DIGITS_MAX):
         raise InvalidInput("is not a whole number", field=PRIORITY, value=text, remedy="1 = highest, 0 = the default")
     return request_parameters.extract(message.parameters), int(text)
-
-
-class DispatcherAdmin(dispatcher_pb2_grpc.DispatcherServicer):  # type: ignore[misc]
-    """Errors become statuses in the server's interceptor."""
-
-    def __init__(self, local: LocalWorker, all_workers: AllWorkers | None = None) -> None:
-        self._local = local
-        self._all_workers = all_workers
-
-    async def GetTable(self, request: Any, context: Any) -> Any:
-        """Return the routes in force with what is known of each target, over all workers."""
-        return await self._all_workers.table() if self._all_workers is not None else table_of(self._local)
-
-    async def Drain(self, request: Any, context: Any) -> Any:
-        """Take all workers of this dispatcher out of service, or back into it."""
-        assert self._all_workers is not None
-        return await self._all_workers.drain(request)
-
-    async def ExplainRequest(self, request: Any, context: Any) -> Any:
-        """Explain where a request would go now, and how every target of its family stands."""
-        return (
-            await self._all_workers.explain(request)
-            if self._all_workers is not None
-            else explain_request(self._local, request)
-        )

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.fronts.admin import NAME, DispatcherAdmin
+from dispatcher.fronts.admin import NAME
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support import fake_triton as fake
 from tests.support.dispatching import (
@@ -504,7 +504,7 @@ async def test_the_table_says_what_is_routed(system):
     await system.serve()
     admin = (
         dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-        DispatcherAdmin(system.local),
+        system.running.siblings,
         NAME,
     )
     server = rpc.make_server(system.running.settings, [admin], address="127.0.0.1:0")

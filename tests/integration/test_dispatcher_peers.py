@@ -236,7 +236,7 @@ async def test_questions_are_answered_by_all_workers(two):
     two.slice.gate.clear()
     call = asyncio.create_task(two.client.infer("digits", [image(1)]))
     await until(lambda: two.slice.requests)
-    table = await two.other.siblings.table()
+    table = await two.other.siblings.GetTable(None, None)
     assert [(t.credits, t.slice.start) for t in table.routes[0].targets] == [(1, 0)]
     assert [load.in_flight for load in table.slices] == [1]
     assert [(w.worker, w.in_flight) for w in sorted(table.workers, key=lambda w: w.worker)] == [
@@ -251,7 +251,7 @@ async def test_questions_are_answered_by_all_workers(two):
             seen.add(window.worker)
             if seen == {0, 1}:
                 break
-    explained = await two.other.siblings.explain(dispatcher_pb2.ExplainRequestRequest(family="digits"))
+    explained = await two.other.siblings.ExplainRequest(dispatcher_pb2.ExplainRequestRequest(family="digits"), None)
     assert explained.why.startswith(f"forwarded to worker {membership.worker_name(two.server.local.id)}: ")
     assert [target.eligible for target in explained.targets] == [True]
     metrics = two.other.metrics
@@ -265,14 +265,14 @@ async def test_questions_are_answered_by_all_workers(two):
 async def test_drain_refuses_an_older_epoch_and_asks_for_a_reason(two):
     request = dispatcher_pb2.DrainRequest
     with pytest.raises(StaleRevision, match="epoch 0 is older than that of the table, 1"):
-        await two.other.siblings.drain(request(why="disks"))
+        await two.other.siblings.Drain(request(why="disks"), None)
     with pytest.raises(Exception, match="say why"):
-        await two.other.siblings.drain(request(epoch=1))
-    answer = await two.other.siblings.drain(request(epoch=1, why="new disks"))
+        await two.other.siblings.Drain(request(epoch=1), None)
+    answer = await two.other.siblings.Drain(request(epoch=1, why="new disks"), None)
     assert [worker.why for worker in answer.workers] == ["the dispatcher is drained: new disks"] * 2
     assert not await two.client.is_server_ready()
     assert (await two.client.infer("digits", [image(3)])).as_numpy("PROBABILITIES").argmax() == 3
-    await two.other.siblings.drain(request(epoch=1, release=True))
+    await two.other.siblings.Drain(request(epoch=1, release=True), None)
     await until(two.linked)
     assert await two.client.is_server_ready()
 

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.fronts.admin import DispatcherAdmin
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support.dispatching import DispatcherSystem, dispatcher_system, image, until
 from tests.support.fake_triton import FakeTriton
@@ -111,7 +110,7 @@ async def test_the_urgent_goes_first_and_the_slo_of_a_request_is_its_own(system)
 
 async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have_it(system):
     await system.serve((1.0, 0.0))
-    admin = DispatcherAdmin(system.local)
+    admin = system.running.siblings
 
     async def explain(**params):
         request = dispatcher_pb2.ExplainRequestRequest(family="digits", params=params)
