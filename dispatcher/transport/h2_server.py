@@ -408,12 +408,8 @@ class Routes:
     def __init__(self) -> None:
         self.handlers: dict[bytes, Any] = {}
 
-    def add(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Add the handlers of a service by the names of their methods."""
-        self.add_registered_method_handlers(service, handlers)
-
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Called by generated code."""
+        """Add the handlers of a service by the names of their methods. Generated code calls it too."""
         self.handlers |= {f"/{service}/{name}".encode(): handler for name, handler in handlers.items()}
 
     def add_generic_rpc_handlers(self, _: Any) -> None:

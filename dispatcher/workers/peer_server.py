@@ -150,7 +150,7 @@ def make_server(handlers: Mapping[str, Any], address: str, tls: Tls | None = Non
         StartError, PortInUse: it cannot listen there.
     """
     routes = Routes()
-    routes.add(peer_links.SERVICE, handlers)
+    routes.add_registered_method_handlers(peer_links.SERVICE, handlers)
     return H2Server(
         routes.handlers,
         ServerBounds(),

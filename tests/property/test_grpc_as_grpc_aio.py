@@ -98,7 +98,7 @@ def act_of(data: bytes) -> dict[str, Any]:
 async def each_server() -> AsyncIterator[dict[str, str]]:
     """Our server and grpc.aio's, with the same handlers: their addresses."""
     routes = Routes()
-    routes.add(SERVICE, Handlers().by_name())
+    routes.add_registered_method_handlers(SERVICE, Handlers().by_name())
     bounds = ServerBounds(message_bytes_max=MESSAGE_BYTES_MAX)
     ours = H2Server(routes.handlers, bounds, ConnectionLimits(), Held(), listen("127.0.0.1:0", ""))
     options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", -1)]

@@ -97,7 +97,7 @@ async def many(request, context):
 
 def handlers():
     unary, routes = grpc.unary_unary_rpc_method_handler, Routes()
-    routes.add("s", {
+    routes.add_registered_method_handlers("s", {
         "Echo": unary(echo), "Slow": unary(slow), "Refuse": unary(refuse), "Stuck": unary(stuck),
         "Each": grpc.stream_stream_rpc_method_handler(each), "Many": grpc.unary_stream_rpc_method_handler(many),
     })  # fmt: skip

@@ -74,7 +74,7 @@ class Answers:
             "Shut": stream(self.refuse),
             "Many": grpc.unary_stream_rpc_method_handler(self.many),
         }  # fmt: skip
-        routes.add(SERVICE, handlers)
+        routes.add_registered_method_handlers(SERVICE, handlers)
         return routes
 
     @contextlib.contextmanager
