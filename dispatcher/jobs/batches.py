@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from dispatcher.fronts.access_control import AccessControl
 from dispatcher.fronts.openai.app import Route
-from dispatcher.fronts.openai.batch_lines import Checked, LineError, lines_of
+from dispatcher.fronts.openai.batch_lines import Checked, LineError, check_file, lines_of
 from dispatcher.fronts.openai.bodies import ENDPOINTS
 from dispatcher.fronts.rest import codec, json_text
 from dispatcher.fronts.rest.calls import (
@@ -244,9 +244,8 @@ class BatchApi:
         info = await on_disk(self._files.get, given["input_file_id"], tenant.name)
         path, line_bytes = self._files.path(info), self._line_bytes_max()
         line = ask.caller(self._access, tenant).flow[0]
-        checked = await self._process.batch(
-            str(path), given["endpoint"], self._folder.bounds.items_max, line_bytes, line
-        )
+        items_max = self._folder.bounds.items_max
+        checked = await self._process.call(line, check_file, str(path), given["endpoint"], items_max, line_bytes)
         window_s = 3600.0 * int(given["completion_window"].removesuffix("h"))
         job = Job(
             BATCH + uuid.uuid4().hex[:24], checked.model, self._jobs.calendar_s() + window_s, tenant.name,

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai import batch_lines, bodies
 from dispatcher.fronts.openai.bodies import Asked, AskedVectors
+from dispatcher.fronts.openai.chat_templates import render
 from dispatcher.fronts.openai.embeddings import Embeddings
 from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs, whole_calls
 from dispatcher.fronts.rest import codec
@@ -68,13 +69,13 @@ class Completions:
         """Read a body, a large one in a process. Raises InvalidInput, Unavailable."""
         if len(body) < PROCESS_TEXT_BYTES:
             return bodies.read_text(body, headers, endpoint)
-        return await self._process(len(body)).asked(body, headers, endpoint, line=line)
+        return await self._process(len(body)).call(line, bodies.read_text, body, headers, endpoint)
 
     async def read_line(self, data: bytes, line: str) -> tuple[str, Asked | AskedVectors | TrefoilError]:
         """Read a line of a batch as `batch_lines.read_line`, a large one in a process. Raises as `read`."""
         if len(data) < PROCESS_TEXT_BYTES:
             return batch_lines.read_line(data)
-        return await self._process(len(data)).read_line(data, line)
+        return await self._process(len(data)).call(line, batch_lines.read_line, data)
 
     async def begin(self, asked: Asked, caller: Caller) -> Begun:
         """Make the request of a body for text.
@@ -140,7 +141,7 @@ class Completions:
             )  # fmt: skip
         names = {name: given[name].string_value for name in NAMES if name in given}
         template = given[CHAT_TEMPLATE].string_value
-        return await self._templates.render(template, asked.messages, names, line=caller.flow[0])
+        return await self._templates.call(caller.flow[0], render, template, asked.messages, names)
 
 
 class Chunks:

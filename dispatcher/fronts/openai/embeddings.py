@@ -73,7 +73,7 @@ class Embeddings:
             return vectors.as_base64(raw, size)
         if whole.size * JSON_BYTES < PROCESS_BYTES:
             return vectors.as_numbers(raw, size)
-        return await self._process(whole.size * JSON_BYTES).embedded(raw, size, line)
+        return await self._process(whole.size * JSON_BYTES).call(line, vectors.as_numbers, raw, size)
 
 
 def check_embeds(contract: Contract, model: str) -> None:

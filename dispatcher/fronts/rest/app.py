@@ -215,7 +215,7 @@ class RestApp:
         if len(joined) < PROCESS_BYTES or form.all_binary:
             written, length = codec.encode(joined, form)
         else:
-            writing = self._process(len(joined)).encode(joined, form, caller.flow[0])
+            writing = self._process(len(joined)).call(caller.flow[0], codec.encode, joined, form)
             written, length = await while_there(ask.receive, writing)
         headers: tuple[tuple[bytes, bytes], ...] = ()
         content_type = b"application/json"
@@ -239,7 +239,7 @@ class RestApp:
             raise too_large(f"the JSON of a request has {length} bytes", self._json_limit, self._json_bytes_max)
         if length < PROCESS_BYTES:
             return codec.decode(body, length, model, version)
-        reading = self._process(length).decode(body, length, model, version, line)
+        reading = self._process(length).call(line, codec.decode, body, length, model, version)
         return await while_there(ask.receive, reading)  # type: ignore[no-any-return]
 
     def _process(self, size: int) -> CodecProcess:

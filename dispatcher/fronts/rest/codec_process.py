@@ -12,10 +12,10 @@ import pickle
 import resource
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 from dispatcher.fronts.openai import batch_lines, bodies, chat_templates, vectors
@@ -31,11 +31,13 @@ _NO_MEMORY: Final = InvalidInput(
     "this JSON needs more memory than rest_json_memory_bytes_max, a setting of the dispatcher, allows",
     remedy="send a smaller one, or send and ask for the binary data format",
 )
-_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "decode": codec.decode, "encode": codec.encode, "render": chat_templates.render, "asked": bodies.read_text,
-    "generate": generate_codec.read, "generated": generate_codec.write,
-    "batch": batch_lines.check_file, "line": batch_lines.read_line, "embedded": vectors.as_numbers,
-}  # fmt: skip
+FUNCTIONS: Final[tuple[Callable[..., Any], ...]] = (
+    codec.decode, codec.encode, chat_templates.render, bodies.read_text, generate_codec.read, generate_codec.write,
+    batch_lines.check_file, batch_lines.read_line, vectors.as_numbers,
+)  # fmt: skip
+"""What the process does; it has loaded them before its memory is bounded."""
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
 
 
 class _Line(asyncio.Lock):
@@ -48,8 +50,8 @@ class CodecProcess:
     """Codec of large bodies, in a separate process. Belongs to one event loop.
 
     `memory_bytes`: what the process takes beyond what it starts with; a body that needs more is refused. `limit_s`:
-    time of one call, beyond which the process is killed; None = no limit. `calls_max`: of one line at once. All calls
-    have a `line`, which names their tenant or host.
+    time of one call, beyond which the process is killed; None = no limit. `calls_max`: of one line at once. The `line`
+    of a call names its tenant or host.
     """
 
     def __init__(self, memory_bytes: int, limit_s: float | None = None, calls_max: float = math.inf) -> None:
@@ -62,47 +64,24 @@ class CodecProcess:
         self._one_at_a_time = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    async def decode(
-        self, body: bytes, header_length: int, model: str, version: str, line: str = ""
-    ) -> tuple[bytes, codec.OutputForm]:
-        """Do what `codec.decode` does; raises what it does, and Unavailable."""
-        return await self._call(line, "decode", body, header_length, model, version)  # type: ignore[no-any-return]
-
-    async def encode(self, data: bytes, form: codec.OutputForm, line: str = "") -> tuple[bytes, int | None]:
-        """Do what `codec.encode` does; raises what it does, and Unavailable."""
-        return await self._call(line, "encode", data, form)  # type: ignore[no-any-return]
-
-    async def render(
-        self, template: str, messages: Sequence[Mapping[str, Any]], names: Mapping[str, str], line: str = ""
-    ) -> str:
-        """Do what `chat_templates.render` does; raises what it does, and Unavailable."""
-        return await self._call(line, "render", template, messages, names)  # type: ignore[no-any-return]
-
-    async def asked(
-        self, body: bytes, headers: Mapping[str, str], endpoint: str, line: str = ""
-    ) -> bodies.Asked | bodies.AskedVectors:
-        """Do what `bodies.read_text` does; raises what it does, and Unavailable."""
-        return await self._call(line, "asked", body, headers, endpoint)  # type: ignore[no-any-return]
-
-    async def embedded(self, raw: bytes, size: int, line: str = "") -> bytes:
-        """Do what `vectors.as_numbers` does; raises what it does, and Unavailable."""
-        return await self._call(line, "embedded", raw, size)  # type: ignore[no-any-return]
-
-    async def generate(self, body: bytes, metadata: bytes, model: str, version: str, line: str = "") -> bytes:
-        """Do what `generate_codec.read` does; raises what it does, and Unavailable."""
-        return await self._call(line, "generate", body, metadata, model, version)  # type: ignore[no-any-return]
-
-    async def generated(self, answer: bytes, line: str = "") -> bytes:
-        """Do what `generate_codec.write` does; raises what it does, and Unavailable."""
-        return await self._call(line, "generated", answer)  # type: ignore[no-any-return]
-
-    async def batch(self, path: str, endpoint: str, requests: int, line_bytes: int, line: str) -> batch_lines.Checked:
-        """Do what `batch_lines.check_file` does; raises what it does, and Unavailable."""
-        return await self._call(line, "batch", path, endpoint, requests, line_bytes)  # type: ignore[no-any-return]
-
-    async def read_line(self, data: bytes, line: str) -> tuple[str, bodies.Asked | bodies.AskedVectors | TrefoilError]:
-        """Do what `batch_lines.read_line` does; raises what it does, and Unavailable."""
-        return await self._call(line, "line", data)  # type: ignore[no-any-return]
+    async def call(self, line: str, function: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Do what one of FUNCTIONS does; raises what it does, and Unavailable."""
+        turn = self._lines.setdefault(line, _Line())
+        if turn.calls >= self._calls_max:
+            raise Unavailable(f"{turn.calls} calls wait to be read or rendered", remedy="send fewer at once, or later")
+        turn.calls += 1
+        try:
+            async with turn:
+                await self._one_at_a_time.acquire()
+                task = asyncio.create_task(self._exchange(function, args))
+                task.add_done_callback(self._ended)
+                self._under_way.add(task)
+                ok, value = await asyncio.shield(task)  # a client that leaves must not leave half of an exchange behind
+        finally:
+            turn.calls -= 1
+        if not ok:
+            raise value
+        return value  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """End the process, for good."""
@@ -112,36 +91,18 @@ class CodecProcess:
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await self._end()
 
-    async def _call(self, line: str, name: str, *args: Any) -> Any:
-        turn = self._lines.setdefault(line, _Line())
-        if turn.calls >= self._calls_max:
-            raise Unavailable(f"{turn.calls} calls wait to be read or rendered", remedy="send fewer at once, or later")
-        turn.calls += 1
-        try:
-            async with turn:
-                await self._one_at_a_time.acquire()
-                task = asyncio.create_task(self._exchange(name, args))
-                task.add_done_callback(self._ended)
-                self._under_way.add(task)
-                ok, value = await asyncio.shield(task)  # a client that leaves must not leave half of an exchange behind
-        finally:
-            turn.calls -= 1
-        if not ok:
-            raise value
-        return value
-
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         self._one_at_a_time.release()
         if not task.cancelled():
             task.exception()  # its caller may have left
 
-    async def _exchange(self, name: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
+    async def _exchange(self, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
         try:
             process = await self._running()
             assert process.stdin is not None
             assert process.stdout is not None
-            request = pickle.dumps((name, args), pickle.HIGHEST_PROTOCOL)
+            request = pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
             async with asyncio.timeout(self._limit_s):
                 process.stdin.writelines((_LENGTH.pack(len(request)), request))
                 await process.stdin.drain()
@@ -192,8 +153,9 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _answer(request: bytes) -> Any:
-    name, args = pickle.loads(request)
-    return _FUNCTIONS[name](*args)
+    function, args = pickle.loads(request)
+    assert function in FUNCTIONS, function
+    return function(*args)
 
 
 def _bound(memory_bytes: int) -> None:

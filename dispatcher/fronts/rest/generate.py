@@ -43,7 +43,8 @@ class Generate:
         if len(body) < PROCESS_TEXT_BYTES:
             data = generate_codec.read(body, metadata, model, version)
         else:
-            data = await self._process(len(body)).generate(body, metadata, model, version, line=caller.flow[0])
+            process, line = self._process(len(body)), caller.flow[0]
+            data = await process.call(line, generate_codec.read, body, metadata, model, version)
         if one:
             return await self._one(model, data, caller)
         await self._events(ask, model, data, caller)
@@ -53,7 +54,7 @@ class Generate:
         data = answer.SerializeToString()
         if len(data) < PROCESS_BYTES:
             return generate_codec.write(data)
-        return await self._process(len(data)).generated(data, line=caller.flow[0])
+        return await self._process(len(data)).call(caller.flow[0], generate_codec.write, data)
 
     async def _one(self, model: str, data: bytes, caller: Caller) -> HttpReply:
         found = pb.ModelInferResponse()

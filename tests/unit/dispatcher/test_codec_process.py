@@ -7,7 +7,7 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.openai.bodies import COMPLETIONS
+from dispatcher.fronts.openai import bodies
 from dispatcher.fronts.rest import codec, generate_codec
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from tests.support.dispatching import until
@@ -30,28 +30,28 @@ async def beside():
 
 async def test_it_says_what_the_codec_says(beside):
     body = body_of(1000)
-    assert await beside.decode(body, len(body), "m", "") == codec.decode(body, len(body), "m", "")
+    assert await beside.call("", codec.decode, body, len(body), "m", "") == codec.decode(body, len(body), "m", "")
     answer = pb.ModelInferResponse(model_name="m", id="x")
     answer.outputs.add(name="Y", datatype="UINT8", shape=[3])
     answer.raw_output_contents.append(b"\1\2\3")
     data = answer.SerializeToString()
-    assert await beside.encode(data, codec.OutputForm()) == codec.encode(data, codec.OutputForm())
-    assert await beside.generated(data) == generate_codec.write(data)
+    assert await beside.call("", codec.encode, data, codec.OutputForm()) == codec.encode(data, codec.OutputForm())
+    assert await beside.call("", generate_codec.write, data) == generate_codec.write(data)
     with pytest.raises(InvalidInput) as direct:
         codec.decode(b"[]", 2, "m", "")
     with pytest.raises(InvalidInput) as beside_it:
-        await beside.decode(b"[]", 2, "m", "")
+        await beside.call("", codec.decode, b"[]", 2, "m", "")
     assert str(beside_it.value) == str(direct.value)
 
 
 async def test_the_loop_goes_on_while_megabytes_of_json_are_read(beside):
     body = body_of(1_500_000)  # some 14 MB
-    await beside.decode(*((small := body_of(1)), len(small)), "m", "")
+    await beside.call("", codec.decode, *((small := body_of(1)), len(small)), "m", "")
     began_s = time.thread_time()
     codec.decode(body, len(body), "m", "")
     here_s, turns_s = time.thread_time() - began_s, [float("inf")]
     while min(turns_s) >= here_s / 5 and len(turns_s) <= ROUNDS_MAX:
-        longest_s, reading = 0.0, asyncio.create_task(beside.decode(body, len(body), "m", ""))
+        longest_s, reading = 0.0, asyncio.create_task(beside.call("", codec.decode, body, len(body), "m", ""))
         while not reading.done():
             began_s = time.thread_time()
             await asyncio.sleep(0)
@@ -64,15 +64,15 @@ async def test_the_loop_goes_on_while_megabytes_of_json_are_read(beside):
 
 async def test_a_client_that_leaves_disturbs_nobody_and_a_dead_process_is_replaced(beside):
     body = body_of(200_000)
-    leaving = asyncio.create_task(beside.decode(body, len(body), "m", ""))
+    leaving = asyncio.create_task(beside.call("", codec.decode, body, len(body), "m", ""))
     await asyncio.sleep(0)
     leaving.cancel()
     small = body_of(3)
-    assert await beside.decode(small, len(small), "m", "") == codec.decode(small, len(small), "m", "")
+    assert await beside.call("", codec.decode, small, len(small), "m", "") == codec.decode(small, len(small), "m", "")
     beside._process.kill()
     for _ in range(3):
         try:
-            found = await beside.decode(small, len(small), "m", "")
+            found = await beside.call("", codec.decode, small, len(small), "m", "")
         except Unavailable:
             continue
         break
@@ -83,13 +83,13 @@ async def test_who_waits_has_its_turn_after_one_call_of_each_other_and_who_left_
     begun, ended = list[str](), list[str]()
     exchange = beside._exchange
 
-    async def counted(name, args):
+    async def counted(function, args):
         begun.append(args[2])
-        return await exchange(name, args)
+        return await exchange(function, args)
 
     async def call(line: str, model: str) -> None:
         body = body_of(3)
-        await beside.decode(body, len(body), model, "", line)
+        await beside.call(line, codec.decode, body, len(body), model, "")
         ended.append(line)
 
     monkeypatch.setattr(beside, "_exchange", counted)
@@ -109,22 +109,22 @@ async def test_no_line_grows_without_end():
     made = CodecProcess(2**30, calls_max=2)
     try:
         body = body_of(3)
-        calls = [asyncio.create_task(made.decode(body, len(body), "m", "", "crowd")) for _ in range(5)]
-        single = asyncio.create_task(made.decode(body, len(body), "m", "", "single"))
+        calls = [asyncio.create_task(made.call("crowd", codec.decode, body, len(body), "m", "")) for _ in range(5)]
+        single = asyncio.create_task(made.call("single", codec.decode, body, len(body), "m", ""))
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert [isinstance(one, Unavailable) for one in found] == [False] * 2 + [True] * 3
         assert await single == found[0]
-        assert await made.decode(body, len(body), "m", "", "crowd") == found[0]
+        assert await made.call("crowd", codec.decode, body, len(body), "m", "") == found[0]
     finally:
         await made.close()
     with pytest.raises(Unavailable, match="stops"):
-        await made.decode(body, len(body), "m", "")
+        await made.call("", codec.decode, body, len(body), "m", "")
 
 
 async def test_an_error_does_not_bring_a_large_value_back(beside):
     body = json.dumps({"model": [[] for _ in range(1000)]}).encode()
     with pytest.raises(InvalidInput, match=r"model = \[\[\], \[\].*is not text") as caught:
-        await beside.asked(body, {}, COMPLETIONS)
+        await beside.call("", bodies.read_text, body, {}, bodies.COMPLETIONS)
     assert caught.value.value is None
 
 
@@ -133,10 +133,12 @@ async def test_a_body_that_needs_too_much_memory_is_refused_and_the_next_is_read
     try:
         body = body_of(1_500_000)  # 24 bytes each as Python's floats
         with pytest.raises(InvalidInput, match="rest_json_memory_bytes_max"):
-            await little.decode(body, len(body), "m", "")
+            await little.call("", codec.decode, body, len(body), "m", "")
         first = little._process
         small = body_of(3)
-        assert await little.decode(small, len(small), "m", "") == codec.decode(small, len(small), "m", "")
+        assert await little.call("", codec.decode, small, len(small), "m", "") == codec.decode(
+            small, len(small), "m", ""
+        )
         assert little._process is first
     finally:
         await little.close()

@@ -93,8 +93,8 @@ async def test_a_template_that_takes_all_memory_ends_neither_the_worker_nor_othe
     made = CodecProcess(2**27, 10.0)
     try:
         with pytest.raises(TrefoilError, match="memory"):
-            await made.render("{{ 'x' * (2 ** 32) }}", HELLO, {})
-        assert await made.render("{{ messages[0].content }}", HELLO, {}) == "hi"
+            await made.call("", render, "{{ 'x' * (2 ** 32) }}", HELLO, {})
+        assert await made.call("", render, "{{ messages[0].content }}", HELLO, {}) == "hi"
     finally:
         await made.close()
 
@@ -103,6 +103,6 @@ async def test_a_template_that_does_not_come_back_is_cut_off(monkeypatch):
     made = CodecProcess(2**27, 0.0)
     try:
         with pytest.raises(TrefoilError, match="TimeoutError"):
-            await made.render("x", HELLO, {})
+            await made.call("", render, "x", HELLO, {})
     finally:
         await made.close()
