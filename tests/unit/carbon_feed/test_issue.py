@@ -75,19 +75,6 @@ def test_only_what_was_known_then_is_used():
     assert issued(history, 480) != before
 
 
-@settings(max_examples=15, deadline=None)
-@given(hour=st.integers(75, 26 * DAY_H), later=st.floats(0, 1500))
-def test_what_comes_later_changes_no_issued_forecast(hour, later):
-    history = past(hour)
-    before = issue(history, BLEND, T0_S + hour * HOUR_S, horizon_s=24 * HOUR_S).forecast
-    for ahead in range(30):
-        history.add(said(hour + ahead, later))
-    again = issue(
-        history, BLEND, T0_S + hour * HOUR_S, horizon_s=24 * HOUR_S, as_of_s=T0_S + (hour - 1) * HOUR_S
-    ).forecast
-    assert again == before
-
-
 @pytest.mark.parametrize(("hours", "why"), [(0, "nothing is known"), (20, "needs 24 h"), (30, "two days")])
 def test_too_little_is_said_and_not_made_up(hours, why):
     made = issue(past(hours), BLEND, T0_S + hours * HOUR_S)

@@ -50,13 +50,6 @@ def test_a_reader_knows_how_much_of_a_message_it_holds(messages, missing, cuts):
     assert reader.held_bytes == (held - framing.PREFIX.size if held >= framing.PREFIX.size else held)
 
 
-def test_one_byte_at_a_time_makes_the_same_message():
-    reader = MessageReader(1000)
-    data = bytes(range(256)) * 3
-    found = [each for byte in framed(data, True) for each in reader.feed(bytes((byte,)))]
-    assert found == [Compressed(data)]
-
-
 def test_a_piece_without_bytes_changes_nothing():
     reader = MessageReader(10)
     assert reader.feed(b"") == []

@@ -84,13 +84,6 @@ async def test_a_wrong_call_gets_a_status_and_the_connection_goes_on(name):
         await world.is_idle()
 
 
-async def test_a_call_that_is_refused_is_told_to_stop_sending(world):
-    client = await world.raw()
-    stream_id = client.request("Nothing", GOOD, end=False)
-    assert (await client.until(ngh2.StreamReset, stream_id)).error_code == 0
-    assert await client.status(stream_id) == ("UNIMPLEMENTED", "Method not found!")
-
-
 async def test_the_server_keeps_a_deadline_that_its_client_forgets(world):
     client = await world.raw()
     for method, data in (("Slow", GOOD), ("Slow", GOOD[:6]), ("Deaf", GOOD)):

@@ -43,6 +43,7 @@ def ack(
         (published(OLDER, routed=True), NODE, True),
         (published(OLDER, routed=True, draining=True), OLDER, False),
         (published(NEWER, routed=True), NODE, True),
+        (published(NEWER, routed=False), NODE, False),
     ],
 )
 def test_the_table_that_is_needed_is_the_oldest_that_leaves_the_slice(plan, required, routed):
@@ -55,7 +56,10 @@ def test_the_table_that_is_needed_is_the_oldest_that_leaves_the_slice(plan, requ
     [
         ((), ""),
         ((ack(),), ""),
+        ((ack(Revision(2, 1)),), ""),
         ((ack(OLDER),), "worker d:0 routes by table 1.4.0, 1.5.0 is needed"),
+        ((ack(), ack(OLDER, worker=1)), "worker d:1 routes by table 1.4.0, 1.5.0 is needed"),
+        ((TableAck("d", 0, NODE, (SliceLoad(OTHER, in_flight=9), SliceLoad(KEY)), 100.0),), ""),
         ((ack(NEWER, in_flight=2),), "worker d:0 has 2 requests in flight"),
         ((ack(), ack(sequences=1, worker=1)), "worker d:1 has 1 open sequences"),
     ],

@@ -12,7 +12,6 @@ from power_agent.slices.core.attribution import CounterMark
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.energy import EnergyMethod, EnergySample
-from trefoil.core.errors import StartError
 from trefoil.core.fleet import DeviceState, SliceState, Step
 from trefoil.core.plan_check import sealed
 
@@ -68,24 +67,6 @@ async def test_a_torn_last_line_never_counted(tmp_path):
         journal = reopened(tmp_path)
         assert journal.state.slices == {KEY: MEMORY}
         journal.close()
-
-
-async def test_one_agent_per_state_directory(tmp_path):
-    first = reopened(tmp_path)
-    with pytest.raises(StartError, match="another power agent works in"):
-        Journal(tmp_path, "boot", "driver").open()
-    first.close()
-    reopened(tmp_path).close()
-
-
-async def test_the_file_stays_bounded(tmp_path):
-    journal = reopened(tmp_path)
-    journal.remember_slice(MEMORY)
-    for number in range(6000):
-        journal.end_step(Step(KEY, "start", "done", float(number)))
-    journal.close()
-    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) < 5100
-    assert reopened(tmp_path).state.slices == {KEY: MEMORY}
 
 
 def sample(seq: int) -> EnergySample:

@@ -4,18 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.slices.core.drain import drain_blocker, required_table
 from power_agent.slices.slice_state import Slice
 from power_agent.triton.client import VersionCounters
 from power_agent.watch.slice_health import ejected_slices, probe_reason
-from tests.support.plans import key, plan_of, planned
+from tests.support.plans import key
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.fleet import FAILED_LAST, LEGAL_MOVES, Hosted, SliceState
-from trefoil.core.plan import Plan
 
 KEY = key("3g.20gb", 0)
-OTHER = key("3g.20gb", 4)
 
 
 def make(state: SliceState = SliceState.PENDING) -> tuple[Slice, list[tuple[SliceState, SliceState]]]:
@@ -164,48 +161,15 @@ def test_a_reading_says_whether_its_process_was_adopted():
     assert not part.take_reading(0.4, variant_of).adopted
 
 
-def ack(table: Revision, *loads: SliceLoad, worker: int = 0, at_s: float = 100.0) -> TableAck:
-    return TableAck("d", worker, table, loads, at_s)
-
-
-AT = Revision(2, 7, 3)
-
-
-@pytest.mark.parametrize(
-    ("acks", "text"),
-    [
-        ((), ""),
-        ((ack(AT),), ""),
-        ((ack(Revision(2, 7, 2)),), "worker d:0 routes by table 2.7.2, 2.7.3 is needed"),
-        ((ack(Revision(3, 1, 0)),), ""),
-        ((ack(AT, SliceLoad(KEY, in_flight=2)),), "worker d:0 has 2 requests in flight"),
-        ((ack(AT, SliceLoad(KEY, open_sequences=1)),), "worker d:0 has 1 open sequences"),
-        ((ack(AT, SliceLoad(OTHER, in_flight=9), SliceLoad(KEY)),), ""),
-        ((ack(AT), ack(Revision(2, 7, 2), worker=1)), "worker d:1 routes by table 2.7.2, 2.7.3 is needed"),
-    ],
-)
-def test_a_slice_is_free_when_every_worker_says_so(acks, text):
-    assert drain_blocker(KEY, AT, acks) == text
-
-
-def published(number: int, step: int, *parts) -> Plan:
-    plan = plan_of(*parts)
-    return Plan(revision=Revision(2, number, step), routes=plan.routes)
-
-
-def test_routes_that_leave_the_slice_out_already_are_enough():
-    kept = planned("3g.20gb", 4)
-    assert required_table(KEY, AT, None) == AT
-    assert required_table(KEY, AT, published(7, 2, kept)) == Revision(2, 7, 2)
-    assert required_table(KEY, AT, published(7, 2, planned("3g.20gb", 0), kept)) == AT
-    assert required_table(KEY, AT, published(8, 0, planned("3g.20gb", 0))) == AT
+def ack(load: SliceLoad) -> TableAck:
+    return TableAck("d", 0, Revision(2, 7, 3), (load,), 100.0)
 
 
 def test_only_live_workers_eject():
     bad = SliceLoad(KEY, ejected=True)
-    assert ejected_slices((ack(AT, bad, at_s=100.0),), 104.0) == {KEY}
-    assert ejected_slices((ack(AT, bad, at_s=100.0),), 106.0) == frozenset()
-    assert ejected_slices((ack(AT, SliceLoad(KEY)),), 100.0) == frozenset()
+    assert ejected_slices((ack(bad),), 104.0) == {KEY}
+    assert ejected_slices((ack(bad),), 106.0) == frozenset()
+    assert ejected_slices((ack(SliceLoad(KEY)),), 100.0) == frozenset()
 
 
 def test_a_slice_proves_itself_when_somebody_doubts_it_or_it_was_quiet():
