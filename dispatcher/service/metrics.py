@@ -35,12 +35,7 @@ class DispatcherMetrics:
         self._local = local
         self._metrics = metrics
         self._slices: set[str] = set()
-        self._ejections: dict[tuple[str, str], int] = {}
-        self._retries: Counter[tuple[str, str]] = Counter()
-        self._kept: Counter[tuple[str, str]] = Counter()
-        self._forwarded: Counter[str] = Counter()
-        self._zones: Counter[tuple[str, str, str]] = Counter()
-        self._lengths: Counter[str] = Counter()
+        self._counted: Counter[tuple[str, ...]] = Counter()  # what each counter with a total of its own has shown
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
@@ -105,14 +100,9 @@ class DispatcherMetrics:
         metrics.set("trefoil_open_streams", local.accounting.open_streams)
         metrics.set("trefoil_workers", len(local.routing.membership.sharers))
         for family, count in local.accounting.forwarded_total.items():
-            if more := count - self._forwarded[family]:
-                metrics.inc("trefoil_requests_forwarded_total", more, family=family)
-                self._forwarded[family] = count
-        for key, count in local.accounting.zone_total.items():
-            if more := count - self._zones[key]:
-                family, zone, outcome = key
-                metrics.inc("trefoil_zone_requests_total", more, family=family, zone=zone, outcome=outcome)
-                self._zones[key] = count
+            self._raise("trefoil_requests_forwarded_total", count, family=family)
+        for (family, zone, outcome), count in local.accounting.zone_total.items():
+            self._raise("trefoil_zone_requests_total", count, family=family, zone=zone, outcome=outcome)
         credits = Counter[SliceKey]()
         for route in local.routing.table.routes.values():
             credits.update({t.slice: t.credits for t in route.targets})
@@ -131,22 +121,19 @@ class DispatcherMetrics:
         for cause in CAUSES:
             metrics.set("trefoil_dispatcher_rung", cause in local.active_rungs, cause=cause)
         for (family, outcome), count in local.accounting.retries_total.items():
-            if more := count - self._retries[family, outcome]:
-                metrics.inc("trefoil_retries_total", more, family=family, outcome=outcome)
-                self._retries[family, outcome] = count
+            self._raise("trefoil_retries_total", count, family=family, outcome=outcome)
         for outcome, count in local.lengths.total.items():
-            if more := count - self._lengths[outcome]:
-                metrics.inc("trefoil_length_predictions_total", more, outcome=outcome)
-                self._lengths[outcome] = count
+            self._raise("trefoil_length_predictions_total", count, outcome=outcome)
         for (slice_, cause), count in local.health.kept_total.items():
-            if more := count - self._kept[slice_.name, cause]:
-                metrics.inc("trefoil_outliers_kept_total", more, slice=slice_.name, cause=cause)
-                self._kept[slice_.name, cause] = count
+            self._raise("trefoil_outliers_kept_total", count, slice=slice_.name, cause=cause)
         for (slice_, cause), count in local.health.ejected_total.items():
-            known = self._ejections.get((slice_.name, cause), 0)
-            if count > known:
-                metrics.inc("trefoil_ejections_total", count - known, slice=slice_.name, cause=cause)
-                self._ejections[slice_.name, cause] = count
+            self._raise("trefoil_ejections_total", count, slice=slice_.name, cause=cause)
+
+    def _raise(self, name: str, total: int, **labels: str) -> None:
+        shown = (name, *labels.values())
+        if more := total - self._counted[shown]:
+            self._metrics.inc(name, more, **labels)
+            self._counted[shown] = total
 
 
 REQUEST_BYTES_MAX: Final = 65536

@@ -77,12 +77,7 @@ class FailureStreaks:
         return count if fragile or count >= self._limit else 0
 
     def reset(self, place: Place) -> None:
-        """Note a good answer: it ends the streak."""
-        if self._counts:
-            self._counts.pop(place, None)
-
-    def forget(self, place: Place) -> None:
-        """Forget the streak of an ejected place: it comes back with a clean record."""
+        """End the streak of a place that answered well, or was ejected: it comes back with a clean record."""
         self._counts.pop(place, None)
 
 
@@ -215,8 +210,8 @@ class SliceEvidence:
 
     def on_ejected(self, place: Place, dead: bool) -> None:
         """Reset the record of an ejected place. `dead`: whatever comes back is another server."""
-        self._late.forget(place)
-        self._faults.forget(place)
+        self._late.reset(place)
+        self._faults.reset(place)
         self.suspicions.forget(place)
         self.slow_start.drop(place)
         if dead:
