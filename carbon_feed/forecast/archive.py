@@ -1,6 +1,6 @@
 """Archive of forecasts as they were issued, ours and providers' alike, scored against what is known.
 
-Data: forecast f issued at t with bands [s, e); its actual is the history's mean over it, as known at `as_of_s`.
+Data: forecast f issued at t with bands [s, e); its actual is the history's mean over it, as it is known now.
 Formulation: lead of a band = the steps of `lead_s` from t to its start, rounded up, at least 1. Per lead: MAE, bias and
 MAPE of the 50 % line, and the share of actuals inside the 10..90 % band (`carbon_feed.forecast.scores`).
 Bands from a provider's own errors: 10 and 90 % quantile per lead of actual - forecast over its archived forecasts. Its
@@ -110,7 +110,6 @@ class ForecastArchive:
         *,
         lead_s: float = STEP_S,
         horizon_s: float = HORIZON_S,
-        as_of_s: float = math.inf,
     ) -> Incremental[CarbonScores]:
         """Scores by lead of every band of a model's kept forecasts of which the actual is known.
 
@@ -119,7 +118,7 @@ class ForecastArchive:
         check_series(self.series, history.series)
         leads = round(horizon_s / lead_s)
         tally, kept = ScoreSums(leads), tuple(self._issued.get(model, ()))
-        actuals = history.integral(as_of_s, _begin_s(kept))
+        actuals = history.integral(begin_s=_begin_s(kept))
         for settled in _scored_batches(kept, actuals):
             at = settled.leads(lead_s)
             wanted = at < leads
@@ -135,9 +134,7 @@ class ForecastArchive:
             observed_at_s=now_s,
         )
 
-    def banded_incrementally(
-        self, forecast: CarbonForecast, history: History, *, lead_s: float = STEP_S, as_of_s: float = math.inf
-    ) -> Incremental[CarbonForecast]:
+    def banded_incrementally(self, forecast: CarbonForecast, history: History) -> Incremental[CarbonForecast]:
         """A provider's points with bands from the errors of its archived forecasts; unchanged while these are too few.
 
         Its own 50 % line stays as it said it. A lead with too few errors takes the band of the nearest shorter one.
@@ -145,9 +142,9 @@ class ForecastArchive:
         found: list[Values] = [np.empty(0)]
         places: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         kept = tuple(self._issued.get(forecast.model, ()))
-        for settled in _scored_batches(kept, history.integral(as_of_s, _begin_s(kept))):
+        for settled in _scored_batches(kept, history.integral(begin_s=_begin_s(kept))):
             found.append(settled.actual - settled.lines[1])
-            places.append(settled.leads(lead_s))
+            places.append(settled.leads(STEP_S))
             yield
         errors, at = np.concatenate(found), np.concatenate(places)
         known = ~np.isnan(errors)
@@ -163,7 +160,7 @@ class ForecastArchive:
                 yield
         made = []
         for band in forecast.bands:
-            width = by_lead.get(lead_of(band.starts_at_s - forecast.issued_at_s, lead_s), last)
+            width = by_lead.get(lead_of(band.starts_at_s - forecast.issued_at_s), last)
             if width is None:
                 return forecast
             middle = band.p50_g_per_kwh
@@ -172,9 +169,9 @@ class ForecastArchive:
             )
         return dataclasses.replace(forecast, bands=tuple(made))
 
-    def rows(self, history: History, as_of_s: float = math.inf) -> Iterator[dict[str, Any]]:
+    def rows(self, history: History) -> Iterator[dict[str, Any]]:
         """Rows for export, one a band, oldest issue first; `actual_g_per_kwh` None while unknown."""
-        series, actuals = self.series, history.integral(as_of_s)
+        series, actuals = self.series, history.integral()
         for model, issued in list(self._issued.items()):
             for kept in tuple(issued):
                 known = actuals.means(*kept.times).tolist()
@@ -208,9 +205,9 @@ class _ScoredBatch:
         return found
 
 
-def lead_of(ahead_s: float, lead_s: float) -> int:
+def lead_of(ahead_s: float) -> int:
     """Lead (0 = the first) of a band that starts so long after its issue."""
-    return max(0, math.ceil(ahead_s / lead_s - SLACK_LEADS) - 1)
+    return max(0, math.ceil(ahead_s / STEP_S - SLACK_LEADS) - 1)
 
 
 def _scored_batches(kept: Sequence[_CompactForecast], actuals: Integral) -> Iterator[_ScoredBatch]:
