@@ -86,7 +86,7 @@ class AdoptedEngine:
 
     async def statistics(self) -> tuple[VersionCounters, ...]:
         """Counters of its one version, which stay 0: it is busy while dispatchers have requests on it."""
-        return (VersionCounters(self._hosted.model, self._hosted.version, 0, 0, 0, 0, 0),)
+        return (VersionCounters(self._hosted.model, self._hosted.version, 0, 0, 0, 0),)
 
     async def pending(self) -> int:
         """Number of requests that wait inside: dispatchers give it no more than it takes."""

@@ -75,8 +75,7 @@ class VersionCounters:
     successes: int
     failures: int
     items: int
-    compute_infer_ns: int  # summed over requests: joined requests count their batch's time once each
-    compute_batch_ns: int  # summed over executed batches: how long the slice was really busy
+    compute_batch_ns: int  # summed over executed batches: joined requests count their batch's time once
 
 
 CountersSeen = Callable[[tuple[VersionCounters, ...]], None]
@@ -334,9 +333,7 @@ class TritonClient:
         with self._readable(self._metrics_url):
             busy_ns = decode_times(page)
         return tuple(
-            replace(one, compute_infer_ns=now, compute_batch_ns=now)
-            if (now := busy_ns.get((one.family, one.version))) is not None
-            else one
+            replace(one, compute_batch_ns=now) if (now := busy_ns.get((one.family, one.version))) is not None else one
             for one in found
         )
 
@@ -510,7 +507,6 @@ def counters(model: Any) -> VersionCounters:
         successes=stats.success.count,
         failures=stats.fail.count,
         items=model.inference_count,
-        compute_infer_ns=stats.compute_infer.ns,
         compute_batch_ns=sum(b.compute_infer.ns for b in model.batch_stats),
     )
 

@@ -139,7 +139,7 @@ async def test_every_variant_answers_what_onnxruntime_answers(start, answers):
                 np.testing.assert_allclose(values(reply), answers[version][first : first + 8], atol=1e-5)
     counters = await counted(server, len(images) + 1)  # and the probe
     assert (counters.family, counters.version) == ("digits", 4)
-    assert counters.compute_batch_ns == counters.compute_infer_ns > 0
+    assert counters.compute_batch_ns > 0
     assert await server.version() == "2.51.0"
     await server.close()
 

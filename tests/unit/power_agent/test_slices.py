@@ -62,7 +62,7 @@ def test_a_drain_counts_for_one_life_only():
 
 
 def counters(version: int = 4, successes: int = 0, busy_s: float = 0.0, failures: int = 0) -> VersionCounters:
-    return VersionCounters("toy", version, successes, failures, successes, 0, int(busy_s * 1e9))
+    return VersionCounters("toy", version, successes, failures, successes, int(busy_s * 1e9))
 
 
 def variant_of(family: str, version: int) -> str:
