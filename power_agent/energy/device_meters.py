@@ -7,10 +7,12 @@ other. Which method a device has is found out by asking it, and asked again afte
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from power_agent.devices.cpu import Cpu
+from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.errors import DeviceError
+from power_agent.devices.gpm import Gpm
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter
 from power_agent.energy.core.meter import PowerIntegral
@@ -21,17 +23,6 @@ from trefoil.runtime.clock import Clock
 USER_HZ: Final = 100.0  # of /proc/stat, on every Linux that serves
 IDLE_COLUMNS: Final = (3, 4)  # idle, iowait
 COUNTED_COLUMNS: Final = 8  # guest time is part of user time
-
-
-class ActivitySensor(Protocol):
-    """DCGM or GPM. Mean activity (0..1 of the slice) since the last call; a slice without a fresh value is absent.
-
-    `generations` names the slices that exist: a sensor keyed by instance ids must not carry one over to another.
-    """
-
-    method: AttributionMethod
-
-    def activity(self, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ class DeviceMeters:
         metered: bool = True,
         rapl: RaplCounter | None = None,
         cpu: Cpu | None = None,
-        sensors: Sequence[ActivitySensor] = (),
+        sensors: Sequence[Dcgm | Gpm] = (),
         proc_stat: Path = Path("/proc/stat"),
     ) -> None:
         self._inventory = inventory
@@ -186,7 +177,7 @@ class DeviceMeters:
         return max(0.0, used - before) if before is not None else None
 
 
-def _activity(sensor: ActivitySensor, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, float]:
+def _activity(sensor: Dcgm | Gpm, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, float]:
     """A sensor that does not answer only makes the split less exact."""
     try:
         return sensor.activity(device, generations)
