@@ -1,7 +1,6 @@
 """Devices that are cordoned, of a type that nobody plans, or not cut: left out, said, and left alone."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,18 +18,15 @@ from controller.thresholds import CAUSES, Thresholds
 from tests.support.planners import layout, plan_of
 from tests.support.planning import applied, fleet
 from tests.support.planning import view as planning_view
-from tests.unit.controller.views import view
+from tests.unit.controller.views import DIGITS_OBJECTIVE, SHIPPED, digits_view, view
 from trefoil.core.brains import BudgetState
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB, H100_80GB, T4, device_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState
-from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.runtime.repository import load_catalog
+from trefoil.core.objective import ObjectiveMode
 
-CATALOG = load_catalog(Path("model_repository"))
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
-OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1, hard_min_accuracy=0.9)
 
 
 def changed(found: FleetState, device: str, **changes) -> FleetState:
@@ -44,22 +40,11 @@ def with_device(found: FleetState, *more: DeviceStatus) -> FleetState:
     return FleetState((replace(node, devices=(*node.devices, *more)),))
 
 
-def carrying(found: FleetState, rate: float, current):
-    return replace(
-        view(),
-        fleet=found,
-        catalog=CATALOG,
-        objectives=(OBJECTIVE,),
-        demand=(Demand("digits", "", rate, 1.2 * rate),),
-        current=current,
-    )
-
-
 def test_a_device_out_of_service_is_left_before_its_slices_go_and_capacity_stays():
     before = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
     after = plan_of({GPU0: (), GPU1: layout((("7g.40gb", 0),), "digits-l", GPU1)})
     found = changed(applied(before, fleet(2)), GPU0, cordon="a fan is broken")
-    seen = carrying(found, 20.0, before)
+    seen = digits_view(found, 20.0, before)
     stands = fleet_snapshot(found, {n.node: n for n in before.nodes}, before.routes)
     assert GPU0 not in stands.fixed, "its slices may and must leave"
     way = best_path(seen, stands, after)
@@ -75,8 +60,8 @@ def test_a_rebuild_borrows_no_device_that_takes_nothing_in(changes):
     before = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
     after = plan_of({GPU0: layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU0), GPU1: ()})
     found = applied(before, fleet(2))
-    assert rollout_refusal(carrying(found, 20.0, before), after) == ""  # gpu1 helps for a moment
-    assert rollout_refusal(carrying(changed(found, GPU1, **changes), 20.0, before), after)
+    assert rollout_refusal(digits_view(found, 20.0, before), after) == ""  # gpu1 helps for a moment
+    assert rollout_refusal(digits_view(changed(found, GPU1, **changes), 20.0, before), after)
 
 
 def test_a_cordon_and_its_end_fire_like_a_loss_and_name_the_reason():
@@ -112,7 +97,7 @@ def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
     before = plan_of({GPU0: (), GPU1: ()})
     found = with_device(fleet(2), DeviceStatus("node0/gpu3", DeviceType("GeForce 256"), DeviceState.AWAKE))
     after = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
-    way = best_path(carrying(found, 20.0, before), fleet_snapshot(found, {}, ()), after)
+    way = best_path(digits_view(found, 20.0, before), fleet_snapshot(found, {}, ()), after)
     assert all(step.devices["node0/gpu3"].target == DeviceState.AWAKE for step in way.steps)
 
 
@@ -121,9 +106,9 @@ def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
     [(A100_40GB, True, ""), (A100_40GB, False, "MIG"), (device_type("cpu:8"), False, ""), (H100_80GB, True, None)],
 )
 def test_what_can_be_planned_follows_from_the_profile_and_the_mode(kind, mig_on, why):
-    found = unplannable_reason(DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), CATALOG.profiled_types)
+    found = unplannable_reason(DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), SHIPPED.profiled_types)
     if why is None:
-        assert bool(found) == (kind.name not in CATALOG.profiled_types)
+        assert bool(found) == (kind.name not in SHIPPED.profiled_types)
     else:
         assert (why in found) if why else not found
 
@@ -146,15 +131,15 @@ def test_a_variant_that_a_node_cannot_load_and_its_end_fire_like_a_loss_and_name
 
 def test_a_family_whose_every_variant_cannot_be_loaded_stays_whole():
     (node,) = fleet(1).nodes
-    (family,) = CATALOG.restrict({"digits"}).families
+    (family,) = SHIPPED.restrict({"digits"}).families
     for refused in (1, len(family.variants)):
         missing = tuple(f"model digits/{v.version}: gone" for v in family.variants[:refused])
-        left = loadable_catalog(CATALOG, FleetState((replace(node, missing=missing),)))
+        left = loadable_catalog(SHIPPED, FleetState((replace(node, missing=missing),)))
         kept = family.variants[1:] if refused == 1 else family.variants
         assert left.family("digits").variants == kept
         assert {row.variant for row in left.rows if row.family == "digits"} == {v.name for v in kept}
-        assert left.family("albert") == CATALOG.family("albert")
-    assert loadable_catalog(CATALOG, fleet(1)) is CATALOG
+        assert left.family("albert") == SHIPPED.family("albert")
+    assert loadable_catalog(SHIPPED, fleet(1)) is SHIPPED
 
 
 DIGITS = tuple(f"digits/{version}" for version in (1, 2, 3, 4))
@@ -183,7 +168,7 @@ def test_a_node_with_other_files_than_those_that_are_planned_with_is_named():
         ),
         ({}, [same, {name: "aa" for name in DIGITS if name != "digits/2"}], {"node1": "has no such version"}),
     ):
-        found = differing_models(has(fleet(1), *nodes), CATALOG, stated)
+        found = differing_models(has(fleet(1), *nodes), SHIPPED, stated)
         assert found.keys() == named.keys(), nodes
         for node, why in named.items():
             (entry,) = found[node]
@@ -194,10 +179,10 @@ def test_a_node_with_other_files_than_those_that_are_planned_with_is_named():
 def test_what_a_node_says_itself_is_not_said_again_and_a_stale_node_is_no_measure():
     same, other = dict.fromkeys(DIGITS, "aa"), dict.fromkeys(DIGITS, "bb")
     said = tuple(f"model {name}: is gone" for name in DIGITS)
-    assert differing_models(has(fleet(1), other, missing=said), CATALOG, same) == {}
+    assert differing_models(has(fleet(1), other, missing=said), SHIPPED, same) == {}
     gone = replace(has(fleet(1), other, same), stale=("node0",))
-    assert differing_models(gone, CATALOG, {}) == {}
-    assert differing_models(replace(gone, stale=()), CATALOG, {}).keys() == {"node1"}
+    assert differing_models(gone, SHIPPED, {}) == {}
+    assert differing_models(replace(gone, stale=()), SHIPPED, {}).keys() == {"node1"}
 
 
 def test_a_plan_that_gives_a_node_what_it_cannot_load_is_refused_by_name_and_what_is_there_may_stay():
@@ -215,9 +200,9 @@ def test_a_plan_that_gives_a_node_what_it_cannot_load_is_refused_by_name_and_wha
 def test_no_way_goes_below_a_floor_of_every_instant_while_what_runs_carries_the_load():
     cuts = {"now": (("7g.40gb", 0),), "then": (("4g.20gb", 0), ("3g.20gb", 4))}
     plans = {name: plan_of({gpu: layout(cut, "digits-l", gpu) for gpu in (GPU0, GPU1)}) for name, cut in cuts.items()}
-    instant = replace(OBJECTIVE, mode=ObjectiveMode.INSTANT, min_accuracy=0.99)
+    instant = replace(DIGITS_OBJECTIVE, mode=ObjectiveMode.INSTANT, min_accuracy=0.99)
     standing = applied(plans["now"], fleet(2))
-    budget = carrying(standing, 45.0, plans["now"])
+    budget = digits_view(standing, 45.0, plans["now"])
     (found,) = {best_path(budget, fleet_snapshot(standing, {}, plans["now"].routes), plans["then"]).why}
     assert "faster variants" in found
     assert not rollout_refusal(budget, plans["then"]), "a mean may be made up for"
@@ -235,8 +220,8 @@ def test_no_way_misses_the_slo_while_what_runs_carries_the_load_and_keeps_its_fl
     )
     standing, reasons = applied(now, fleet(2)), set()
     for rate in range(5, 120):
-        one = carrying(standing, float(rate), now)
-        one = replace(one, objectives=(replace(OBJECTIVE, hard_min_accuracy=0.99),))  # no variant is faster
+        one = digits_view(standing, float(rate), now)
+        one = replace(one, objectives=(replace(DIGITS_OBJECTIVE, hard_min_accuracy=0.99),))  # no variant is faster
         path = best_path(one, fleet_snapshot(standing, {}, now.routes), then)
         if path.misses_slo and not path.halted:
             reasons.add("what runs carries the load without" in rollout_refusal(one, then))
@@ -251,9 +236,9 @@ def test_a_family_below_its_floor_may_go_up_on_a_way_that_pays_back_within_the_w
         owed = [BudgetState("digits", 86_400.0, elapsed_s, 10**6, 0.9e6) for elapsed_s in (86_370.0, 80_000.0)]
         views = [
             replace(
-                carrying(standing, float(rate), now),
+                digits_view(standing, float(rate), now),
                 budgets=(one,),
-                objectives=(replace(OBJECTIVE, min_accuracy=0.99),),
+                objectives=(replace(DIGITS_OBJECTIVE, min_accuracy=0.99),),
             )
             for one in owed
         ]
@@ -269,8 +254,8 @@ def test_a_family_below_its_floor_is_not_held_there_by_a_floor_that_it_misses_an
         for cut, variant in (((("7g.40gb", 0),), "digits-m"), ((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l"))
     )
     lost = BudgetState("digits", 300.0, 299.0, 10**6, 0.9e6)
-    one = carrying(applied(now, fleet(2)), 5.0, now)
-    one = replace(one, budgets=(lost,), objectives=(replace(OBJECTIVE, min_accuracy=0.99),))
+    one = digits_view(applied(now, fleet(2)), 5.0, now)
+    one = replace(one, budgets=(lost,), objectives=(replace(DIGITS_OBJECTIVE, min_accuracy=0.99),))
     path = best_path(one, fleet_snapshot(one.fleet, {}, now.routes), then)
     assert not path.halted
     assert rollout_refusal(one, then) == ""

@@ -1,7 +1,6 @@
 """What a rollout reads out of a view, on the profile that ships."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,17 +14,13 @@ from controller.rollout.core.rollout_inputs import (
     rollout_refusal,
 )
 from tests.support.planners import layout, plan_of
-from tests.unit.controller.views import view
+from tests.unit.controller.views import SHIPPED, digits_view
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus, SliceState, SliceStatus
-from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import PlannedSlice, Route, RouteTarget
-from trefoil.runtime.repository import load_catalog
 
-CATALOG = load_catalog(Path("model_repository"))
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
-OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1, hard_min_accuracy=0.9)
 LARGE = layout((("7g.40gb", 0),), "digits-l", GPU0)
 HALVES = layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU0)
 
@@ -51,23 +46,12 @@ def fleet(*parts: PlannedSlice, starting=(), lost=(), stale=False) -> FleetState
     return FleetState((NodeStatus(node="node0", devices=devices),), ("node0",) if stale else ())
 
 
-def seen(found: FleetState, rate: float = 20.0, current=None):
-    return replace(
-        view(),
-        fleet=found,
-        catalog=CATALOG,
-        objectives=(OBJECTIVE,),
-        demand=(Demand("digits", "", rate, 1.2 * rate),),
-        current=current,
-    )
-
-
 def plan(*parts: PlannedSlice):
     return plan_of({name: tuple(p for p in parts if p.key.device == name) for name in (GPU0, GPU1)})
 
 
 def test_capacity_is_pooled_and_relaxed_terms_count_saturation():
-    rules, relaxed = rollout_inputs(seen(fleet())), rollout_inputs(seen(fleet()), relaxed=True)
+    rules, relaxed = rollout_inputs(digits_view(fleet())), rollout_inputs(digits_view(fleet()), relaxed=True)
     one = rules.capacity("digits", GPU0, "1g.5gb", "digits-s", 1)
     assert rules.capacity("digits", GPU0, "1g.5gb", "digits-s", 7) > 7 * one
     assert relaxed.capacity("digits", GPU0, "1g.5gb", "digits-s", 1) > one
@@ -76,7 +60,7 @@ def test_capacity_is_pooled_and_relaxed_terms_count_saturation():
 
 def test_faster_variants_give_as_little_accuracy_as_asked_and_respect_the_hard_floor():
     (part,) = LARGE
-    inputs = rollout_inputs(seen(fleet()))
+    inputs = rollout_inputs(digits_view(fleet()))
     light = [inputs.faster(part, steps) for steps in (1, 2, 9)]
     assert [one.hosted[0].variant for one in light] == ["digits-m", "digits-s", "digits-s"]  # digits-xs is below 0.9
     assert {one.key for one in light} == {part.key}
@@ -84,7 +68,7 @@ def test_faster_variants_give_as_little_accuracy_as_asked_and_respect_the_hard_f
 
 def test_small_variants_swap_in_place():
     (part,) = LARGE
-    assert rollout_inputs(seen(fleet())).swappable(
+    assert rollout_inputs(digits_view(fleet())).swappable(
         part, replace(part, hosted=layout((("7g.40gb", 0),), "digits-s", GPU0)[0].hosted)
     )
 
@@ -92,15 +76,15 @@ def test_small_variants_swap_in_place():
 def test_slices_with_sequences_never_swap_in_place():
     (part,) = LARGE
     small = replace(part, hosted=layout((("7g.40gb", 0),), "digits-s", GPU0)[0].hosted)
-    sequences = replace(CATALOG, families=tuple(replace(family, sequence=True) for family in CATALOG.families))
-    assert not rollout_inputs(replace(seen(fleet()), catalog=sequences)).swappable(part, small)
+    sequences = replace(SHIPPED, families=tuple(replace(family, sequence=True) for family in SHIPPED.families))
+    assert not rollout_inputs(replace(digits_view(fleet()), catalog=sequences)).swappable(part, small)
 
 
 def test_a_rollout_is_impossible_only_where_nothing_can_carry_the_load_meanwhile():
     wanted = plan(*HALVES)
-    assert rollout_refusal(seen(fleet(*LARGE), current=plan(*LARGE)), wanted) == ""  # gpu1 helps
-    assert "0.0/s" in rollout_refusal(seen(fleet(*LARGE, lost=(GPU1,)), current=plan(*LARGE)), wanted)
-    assert rollout_refusal(seen(fleet(*LARGE, lost=(GPU1,)), rate=0.0, current=plan(*LARGE)), wanted) == ""
+    assert rollout_refusal(digits_view(fleet(*LARGE), current=plan(*LARGE)), wanted) == ""  # gpu1 helps
+    assert "0.0/s" in rollout_refusal(digits_view(fleet(*LARGE, lost=(GPU1,)), current=plan(*LARGE)), wanted)
+    assert rollout_refusal(digits_view(fleet(*LARGE, lost=(GPU1,)), rate=0.0, current=plan(*LARGE)), wanted) == ""
 
 
 def test_a_stale_node_is_fixed_and_a_lost_device_holds_nothing():
@@ -125,7 +109,7 @@ def test_slices_that_are_ready_help_early_only_when_the_load_needs_them(rate, he
     second = layout((("3g.20gb", 0),), "digits-l", GPU1)
     third = layout((("3g.20gb", 4),), "digits-l", GPU1)
     wanted = plan(*LARGE, *second, *third)
-    looked = seen(fleet(*LARGE, *second, starting=third), rate, plan(*LARGE))
+    looked = digits_view(fleet(*LARGE, *second, starting=third), rate, plan(*LARGE))
     stands = fleet_snapshot(looked.fleet, {}, plan(*LARGE).routes)
     routes = early_routes(looked, stands.ready, stands.routes, wanted)
     assert (routes is not None) == helped
@@ -136,7 +120,7 @@ def test_slices_that_are_ready_help_early_only_when_the_load_needs_them(rate, he
 
 
 def test_when_the_slo_cannot_be_kept_on_the_way_the_way_says_so():
-    tight = seen(fleet(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)), 45.0)
+    tight = digits_view(fleet(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)), 45.0)
     both = layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", GPU1)
     stands = fleet_snapshot(tight.fleet, {}, plan(*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1)).routes)
     found = best_path(tight, stands, plan(*HALVES, *both))
@@ -145,7 +129,7 @@ def test_when_the_slo_cannot_be_kept_on_the_way_the_way_says_so():
 
 def test_a_candidate_that_cannot_carry_the_load_is_refused_before_it_is_deployed() -> None:
     small = plan(*layout((("1g.5gb", 0),), "digits-l", GPU0))
-    runs = seen(fleet(*LARGE), rate=30.0, current=plan(*LARGE))
+    runs = digits_view(fleet(*LARGE), rate=30.0, current=plan(*LARGE))
     assert "the load needs 30.0/s" in deployment_refusal(runs, small)
     assert deployment_refusal_by_family(runs, small)[1] == "digits"
     assert deployment_refusal(runs, plan(*HALVES)) == ""
@@ -155,15 +139,15 @@ def test_a_candidate_that_cannot_carry_the_load_is_refused_before_it_is_deployed
 
 
 def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
-    unprofiled = replace(CATALOG, rows=())
+    unprofiled = replace(SHIPPED, rows=())
     both = (*LARGE, *layout((("7g.40gb", 0),), "digits-l", GPU1))
     halves = (*HALVES, *layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-s", GPU1))
-    found = replace(seen(fleet(*both), current=plan(*both)), catalog=unprofiled)
+    found = replace(digits_view(fleet(*both), current=plan(*both)), catalog=unprofiled)
     assert rollout_inputs(found).needs == {"digits": 7.0}
     way = best_path(found, fleet_snapshot(found.fleet, {}, found.current.routes), plan(*halves))
     assert not way.halted
     assert max(len({key.device for key in step.drained}) for step in way.steps) == 1, "one GPU after the other"
-    alone = replace(seen(fleet(*LARGE), current=plan(*LARGE)), catalog=unprofiled)
+    alone = replace(digits_view(fleet(*LARGE), current=plan(*LARGE)), catalog=unprofiled)
     assert deployment_refusal(alone, plan(*layout((("4g.20gb", 0),), "digits-s", GPU1))) == "", (
         "through the sleeping GPU"
     )
@@ -171,8 +155,8 @@ def test_without_a_profile_half_of_what_serves_goes_on_serving() -> None:
 
 def test_what_is_published_tells_how_accurate_each_target_is():
     routed = Route("digits", targets=tuple(RouteTarget(p.key, p.hosted[0].variant, weight=0.5) for p in HALVES))
-    (route,) = with_catalog_facts((routed,), CATALOG)
-    large = CATALOG.family("digits").variant("digits-l")
+    (route,) = with_catalog_facts((routed,), SHIPPED)
+    large = SHIPPED.family("digits").variant("digits-l")
     assert {(t.accuracy, t.version) for t in route.targets} == {(large.accuracy, large.version)}
     stranger = replace(routed, family="nobody")
-    assert with_catalog_facts((stranger,), CATALOG) == (stranger,)
+    assert with_catalog_facts((stranger,), SHIPPED) == (stranger,)

@@ -1,6 +1,7 @@
 """Views that the tests of the controller's brains start from."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from tests.support.plans import CATALOG, fleet, plan_of, planned
 from trefoil.core.brains import PlanView
@@ -9,7 +10,10 @@ from trefoil.core.demand import Demand, Measured
 from trefoil.core.fleet import FleetState, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Expected, Plan
+from trefoil.runtime.repository import load_catalog
 
+SHIPPED = load_catalog(Path("model_repository"))
+DIGITS_OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1, hard_min_accuracy=0.9)
 SERIES = Series("test", Method.AVERAGE, Factors.LIFECYCLE)
 OBJECTIVE = Objective("toy", ObjectiveMode.BUDGET, 100.0, 0.95, 0.95, number=1, window_s=3600.0)
 PARTS = (planned("4g.20gb"), planned("3g.20gb", 4))
@@ -56,4 +60,16 @@ def view(
         trigger="",
         move_horizon_s=600.0,
         pue=1.2,
+    )
+
+
+def digits_view(found: FleetState, rate: float = 20.0, current: Plan | None = None) -> PlanView:
+    """The digits of the profile that ships, on this fleet."""
+    return replace(
+        view(),
+        fleet=found,
+        catalog=SHIPPED,
+        objectives=(DIGITS_OBJECTIVE,),
+        demand=(Demand("digits", "", rate, 1.2 * rate),),
+        current=current,
     )
