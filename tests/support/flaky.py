@@ -4,11 +4,8 @@ What starts no process is never run again. Each lane of `make test` leaves its o
 `python -m tests.support.flaky SECONDS` prints and judges them together.
 """
 
-import dataclasses
-import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,34 +13,7 @@ from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "out" / "tests"
-FLAKY_MAX = 2
-
-
-@dataclass(frozen=True)
-class Flaky:
-    """A test that failed and then passed."""
-
-    nodeid: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"FLAKY {self.nodeid}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one lane."""
-
-    lane: str
-    tests: int
-    seconds: float
-    flaky: list[Flaky]
-
-    @classmethod
-    def read(cls, path: Path) -> "Outcome":
-        """The outcome that a lane left in a file."""
-        row = json.loads(path.read_text())
-        return cls(row["lane"], row["tests"], row["seconds"], [Flaky(**flaky) for flaky in row["flaky"]])
+FLAKY, FLAKY_MAX = "FLAKY ", 2
 
 
 class Reruns:
@@ -52,7 +22,7 @@ class Reruns:
     def __init__(self, lane: str) -> None:
         self._lane = lane
         self._began_s = time.monotonic()
-        self._flaky: list[Flaky] = []
+        self._flaky: list[str] = []
         self._first: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
@@ -70,7 +40,7 @@ class Reruns:
             if second is not None:
                 second.sections.append(("first failure of two", first.longreprtext))
             else:
-                self._flaky.append(Flaky(item.nodeid, reason(first)))
+                self._flaky.append(f"{FLAKY}{item.nodeid}: {reason(first)}")
                 self._first.append(first.longreprtext)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
@@ -84,8 +54,8 @@ class Reruns:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._lane:
             FOLDER.mkdir(parents=True, exist_ok=True)
-            outcome = Outcome(self._lane, session.testscollected, time.monotonic() - self._began_s, self._flaky)
-            (FOLDER / f"{self._lane}.json").write_text(json.dumps(dataclasses.asdict(outcome)))
+            took = f"{self._lane}: {session.testscollected} tests in {time.monotonic() - self._began_s:.0f} s"
+            (FOLDER / f"{self._lane}.txt").write_text("\n".join([took, *self._flaky, ""]))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name the flaky tests; what each failed with stands above."""
@@ -122,7 +92,7 @@ def reason(report: pytest.TestReport) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--lane`."""
-    parser.addoption("--lane", default="", help="leave what came of this run in out/tests/LANE.json")
+    parser.addoption("--lane", default="", help="leave what came of this run in out/tests/LANE.txt")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -132,14 +102,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def judge(folder: Path, took_s: str = "") -> int:
     """Print the time of each lane, that of all, and every flaky test of the whole run; 1 where those are too many."""
-    outcomes = [Outcome.read(path) for path in sorted(folder.glob("*.json"))]
-    for outcome in outcomes:
-        print(f"{outcome.lane}: {outcome.tests} tests in {outcome.seconds:.0f} s")
-    if took_s:
-        print(f"everything: {took_s} s")
-    flaky = [flaky for outcome in outcomes for flaky in outcome.flaky]
-    for one in flaky:
-        print(one)
+    lines = [line for path in sorted(folder.glob("*.txt")) for line in path.read_text().splitlines()]
+    flaky = [line for line in lines if line.startswith(FLAKY)]
+    everything = [f"everything: {took_s} s"] if took_s else []
+    print(*(line for line in lines if line not in flaky), *everything, *flaky, sep="\n")
     if len(flaky) > FLAKY_MAX:
         print(f"{len(flaky)} flaky tests, more than {FLAKY_MAX}: the run has failed")
     return int(len(flaky) > FLAKY_MAX)
