@@ -23,7 +23,7 @@ from trefoil.simulated_node.gpu_state import Nvml, NvmlFault
 from trefoil.simulated_node.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
-A100_40GB, A100_80GB = gpu_model("A100-SXM4-40GB"), gpu_model("A100-SXM4-80GB")
+A100_40GB = gpu_model("A100-SXM4-40GB")
 H100_80GB, V100_32GB = gpu_model("H100-SXM5-80GB"), gpu_model("Tesla V100-SXM2-32GB")
 T4, P4 = gpu_model("Tesla T4"), gpu_model("Tesla P4")
 

@@ -1,11 +1,10 @@
 """MIG's rules as the driver enforces them: first the documented facts, then each refusal with its code."""
 
 import math
-from collections import Counter
 
 import pytest
 
-from tests.support.simulated_driver import A100_80GB, H100_80GB, make_driver
+from tests.support.simulated_driver import H100_80GB, make_driver
 from trefoil.core import device_types
 from trefoil.core.fleet import DeviceKind
 from trefoil.simulated_node.gpu_models import gpu_model
@@ -92,15 +91,6 @@ def test_the_core_device_type_and_the_driver_table_agree(model):
 # Refusals.
 
 
-def test_the_same_instance_twice_is_insufficient_resources():
-    driver = make_driver()
-    (gpu,) = driver.gpus
-    driver.create_gpu_instance(gpu, 9, (4, 4))
-    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, 9, (4, 4))
-    refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, 19, (5, 1))
-    assert driver.create_gpu_instance(gpu, 9, (0, 4)).id == 2
-
-
 @pytest.mark.parametrize("placement", [(1, 2), (4, 1), (6, 2), (7, 2)])
 def test_an_illegal_placement_is_an_invalid_argument(placement):
     driver = make_driver()
@@ -111,16 +101,6 @@ def test_only_one_instance_has_the_media_engines():
     driver = make_driver()
     driver.create_gpu_instance(driver.gpus[0], 20)
     refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, driver.gpus[0], 20)
-
-
-def test_compute_instances_go_before_their_gpu_instance():
-    driver = make_driver()
-    instance = driver.create_gpu_instance(driver.gpus[0], 9)
-    compute = driver.create_compute_instance(instance, 2)
-    refused(Nvml.IN_USE, driver.destroy_gpu_instance, instance)
-    driver.destroy_compute_instance(compute)
-    driver.destroy_gpu_instance(instance)
-    assert not driver.gpus[0].instances
 
 
 def test_a_process_holds_its_compute_instance_and_only_that():
@@ -151,23 +131,6 @@ def test_a_width_that_the_instance_lacks_is_not_supported():
     refused(Nvml.NOT_SUPPORTED, driver.create_compute_instance, instance, 2)
 
 
-def test_instance_ids_are_reused_but_generations_uuids_and_handles_are_not():
-    driver = make_driver()
-    (gpu,) = driver.gpus
-    seen = []
-    for _ in range(3):
-        instance = driver.create_gpu_instance(gpu, 9, (4, 4))
-        compute = driver.create_compute_instance(instance, 2)
-        seen.append(
-            (instance.id, instance.generation, compute.mig_uuid, driver.handle(instance), driver.handle(compute))
-        )
-        driver.destroy_compute_instance(compute)
-        driver.destroy_gpu_instance(instance)
-    assert Counter(row[0] for row in seen) == {1: 3}
-    for column in range(1, 5):
-        assert len({row[column] for row in seen}) == 3
-
-
 def test_stale_handles_are_refused_by_kind():
     driver = make_driver()
     instance = driver.create_gpu_instance(driver.gpus[0], 9)
@@ -181,25 +144,7 @@ def test_stale_handles_are_refused_by_kind():
     refused(Nvml.INVALID_ARGUMENT, driver.gpu_instance, driver.handle(driver.gpus[0]))
 
 
-def test_a_handle_of_an_earlier_driver_load_is_uninitialised():
-    handle = make_driver(load_number=7).handle(make_driver().gpus[0])
-    later = make_driver(load_number=8)
-    refused(Nvml.UNINITIALIZED, later.device, handle)
-
-
 # MIG mode.
-
-
-def test_a100_changes_mig_mode_only_with_a_reset():
-    driver = make_driver(A100_80GB, mig_enabled=False)
-    (gpu,) = driver.gpus
-    refused(Nvml.NOT_SUPPORTED, driver.create_gpu_instance, gpu, 9)
-    assert driver.set_mig_mode(gpu, True) is Nvml.RESET_REQUIRED
-    assert (gpu.mig_current, gpu.mig_pending) == (False, True)
-    driver.reset(gpu)
-    assert (gpu.mig_current, gpu.mig_pending) == (True, True)
-    driver.create_gpu_instance(gpu, 9)
-    assert driver.set_mig_mode(gpu, False) is Nvml.IN_USE
 
 
 def test_h100_changes_mig_mode_at_once_and_loses_it_at_a_reset():
@@ -232,14 +177,6 @@ def test_a_power_limit_outside_the_constraints_is_refused():
     driver.set_power_limit(driver.gpus[0], 250.0)
     refused(Nvml.INVALID_ARGUMENT, driver.set_power_limit, driver.gpus[0], 99.0)
     refused(Nvml.INVALID_ARGUMENT, driver.set_power_limit, driver.gpus[0], 401.0)
-
-
-def test_a_lost_gpu_answers_nothing_else():
-    driver = make_driver()
-    (gpu,) = driver.gpus
-    handle = driver.handle(gpu)
-    gpu.lost = True
-    refused(Nvml.GPU_IS_LOST, driver.device, handle)
 
 
 def test_cuda_refuses_a_whole_gpu_in_mig_mode():

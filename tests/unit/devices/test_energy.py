@@ -40,13 +40,6 @@ def test_a_starting_process_draws_idle_power_that_no_slice_serves_for():
     assert energy.idle_j == 55.0
 
 
-def test_a_busy_whole_gpu_draws_its_dynamic_power():
-    account = VersionAccount("f", "v", 1)
-    energy = meter()
-    assert step(energy, draws=[PowerDraw("7g.40gb", 1.0, 1.0, account)]).power_w == pytest.approx(305.0)
-    assert account.active_j == pytest.approx(250.0)
-
-
 def test_warm_up_is_unallocated():
     energy = meter()
     step(energy, draws=[PowerDraw("7g.40gb", 0.1, 1.0, None)], serving=False)

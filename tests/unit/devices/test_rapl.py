@@ -28,19 +28,6 @@ def clock():
     return ManualClock(1_000_000.0)
 
 
-def test_packages_are_summed_and_nothing_else(tmp_path, clock):
-    tree = Powercap(tmp_path, packages=2, start_uj=7_000_000)
-    counter = RaplCounter(tmp_path, clock, "boot")
-    assert [zone.name for zone in counter.zones] == ["intel-rapl:0", "intel-rapl:1"]
-    before = read(counter)
-    assert before.joules == 0
-    clock.move(1.0)
-    tree.draw(40.0, 60.5)
-    after = read(counter)
-    assert after.joules == pytest.approx(100.5)
-    assert after.identity == before.identity
-
-
 def test_a_wrap_goes_on_counting(tmp_path, clock):
     tree = Powercap(tmp_path, start_uj=RANGE_UJ - 1_000_000)
     counter = RaplCounter(tmp_path, clock, "boot")
