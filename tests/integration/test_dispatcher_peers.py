@@ -24,6 +24,7 @@ from tests.support.certificates import Authority
 from tests.support.dispatching import Plane, Running, image, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.special_models import SpecialTriton, special_node, special_plan
+from tests.support.special_world import raw
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.errors import SettingError, StaleRevision
@@ -383,16 +384,6 @@ def special(tmp_path_factory):
     asyncio.run(one.ready())
     yield one
     one.close()
-
-
-def raw(model, id_, parameters=(), **values):
-    request = pb.ModelInferRequest(model_name=model, id=id_)
-    for name, value in values.items():
-        request.inputs.add(name=name, datatype="INT32", shape=[1, 1])
-        request.raw_input_contents.append(value.to_bytes(4, "little", signed=True))
-    for name, value in dict(parameters).items():
-        setattr(request.parameters[name], "bool_param" if isinstance(value, bool) else "int64_param", value)
-    return request
 
 
 def talk(sequence):

@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 from dispatcher.request.core.tenants import digest
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.certificates import Authority, Pair
-from tests.support.dispatching import Plane, Running, dispatcher_system, dispatching, image
+from tests.support.dispatching import Plane, Running, dispatcher_system, dispatching, image, request
 from tests.support.fake_triton import FakeTriton
 from tests.support.ports import free_ports
 from tests.support.workers import dispatcher
@@ -258,7 +258,7 @@ async def test_a_tenants_requests_are_counted_as_its_own(state, tmp_path, tenant
 async def test_over_its_rate_a_tenant_is_told_when_to_come_back_and_others_are_served(state, tmp_path, tenants):
     async with serving(state, tmp_path, tenants_file=tenants) as world, world.channel() as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        data = _message()
+        data = request().SerializeToString()
         slow = (("authorization", "Bearer slow-secret"),)
         await infer(data, metadata=slow)
         assert (await world.rest(token="slow-secret"))[0] == 200, "both ports count together"
@@ -275,13 +275,6 @@ async def test_over_its_rate_a_tenant_is_told_when_to_come_back_and_others_are_s
         assert world.running.local.accounting.load.totals["digits"].failed == 0, "what was turned away is not demand"
 
 
-def _message() -> bytes:
-    message = pb.ModelInferRequest(model_name="digits")
-    message.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
-    message.raw_input_contents.append(bytes(64))
-    return message.SerializeToString()
-
-
 async def test_over_its_bytes_a_tenant_is_refused_after_the_request_that_crossed_the_line(state, tmp_path, tenants):
     async with serving(state, tmp_path, tenants_file=tenants) as world, world.client() as client:
         for _ in range(2):
@@ -294,7 +287,7 @@ async def test_over_its_bytes_a_tenant_is_refused_after_the_request_that_crossed
 async def test_each_message_of_a_stream_counts(state, tmp_path, tenants):
     async with serving(state, tmp_path, tenants_file=tenants) as world, world.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        message = pb.ModelInferRequest.FromString(_message())
+        message = request()
         answers = stub.ModelStreamInfer(iter([message] * 4), metadata=(("authorization", "Bearer slow-secret"),))
         errors = [answer.error_message async for answer in answers]
         assert [bool(error) for error in errors] == [False, False, True, True]
@@ -307,9 +300,10 @@ async def test_a_compressed_request_counts_as_what_it_becomes(state, tmp_path):
         packed = {"compression": grpc.Compression.Gzip, "options": [("grpc.max_send_message_length", -1)]}
         async with grpc.aio.secure_channel(world.running.address, roots, **packed) as channel:
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            await infer(_message(), timeout=30)
+            data = request().SerializeToString()
+            await infer(data, timeout=30)
             with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as refused:
-                await infer(_message() + b"\x3a" + bytes((0x80, 0x80, 0x80, 0x08)) + bytes(2**24), timeout=30)
+                await infer(data + b"\x3a" + bytes((0x80, 0x80, 0x80, 0x08)) + bytes(2**24), timeout=30)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert len(world.slice.requests) == 1
 

@@ -11,14 +11,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
-from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from dispatcher.request import traced_inference
 from dispatcher.request.admission import Caller
 from dispatcher.request.peer_links import _caller, caller_of
 from dispatcher.settings import DispatcherSettings
-from tests.support.dispatching import dispatcher_system, image, until
+from tests.support.dispatching import dispatcher_system, image, request, until
 from tests.support.fake_triton import BACKEND, FakeTriton
 from tests.unit.dispatcher.worlds import status
 from trefoil.core.errors import SettingError
@@ -36,13 +35,6 @@ def serving(state, folder, **settings):
     )
 
 
-def request_bytes() -> bytes:
-    message = pb.ModelInferRequest(model_name="digits")
-    message.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
-    message.raw_input_contents.append(bytes(64))
-    return message.SerializeToString()
-
-
 async def by_http(system, **headers) -> int:
     tensor = {"name": "IMAGE", "datatype": "UINT8", "shape": [1, 8, 8], "data": [0] * 64}
     body = json.dumps({"inputs": [tensor]}).encode()
@@ -55,7 +47,7 @@ async def test_a_clients_trace_context_reaches_its_slice_as_it_is(state, tmp_pat
         await system.infer(headers=CALLED, client_timeout=30.0)
         async with grpc.aio.insecure_channel(system.address) as channel:
             call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(metadata=CALLED.items())
-            await call.write(request_bytes())
+            await call.write(request().SerializeToString())
             await call.read()
             await call.done_writing()
         assert await by_http(system, Traceparent=PARENT, Tracestate=STATE) == 200

@@ -1,14 +1,13 @@
 """`trefoil family sensitivity --agent`: operators timed on a real Triton whose simulated GPU keeps its clock's pace."""
 
-import asyncio
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.agent_cluster import AgentCluster
+from tests.support.commands import trefoil
 from tests.support.triton_process import MODELS
 from trefoil.profiler.operator_times import PLACES
 from trefoil.runtime.repository import link_shared
@@ -43,22 +42,14 @@ def repository(folder: Path) -> Path:
     return made
 
 
-async def sensitivity(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "trefoil.cli.main", "family", "sensitivity", *arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
 @pytest.mark.timeout(400)
 async def test_measured_scores_are_those_of_the_law_by_which_the_simulated_gpu_slows_down(tmp_path):
     models = repository(tmp_path)
     graph, out = str(models / "digits" / "1" / "model.onnx"), str(tmp_path / "out")
     async with AgentCluster(quiet_probe_s=60, ready_timeout_s=60, model_repository=models) as one:
-        code, printed, error = await sensitivity(graph, "--agent", one.target, "--window", "1", "--out", out, "--json")
+        code, printed, error = await trefoil(
+            "family", "sensitivity", graph, "--agent", one.target, "--window", "1", "--out", out, "--json"
+        )
         assert code == 0, error
         node = await one.node()
     scores = json.loads(printed)["scores"]

@@ -1,15 +1,14 @@
 """`trefoil family profile` on a node of real Tritons on this machine's CPU slices, through its agent and directly."""
 
-import asyncio
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.support.agent_cluster import AgentCluster
+from tests.support.commands import trefoil
 from tests.support.ports import free_block
 from tests.support.triton_process import MODELS
 from trefoil.core.common import Basis
@@ -17,6 +16,7 @@ from trefoil.core.fleet import SliceState
 from trefoil.runtime.repository import load_family
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+PROFILE = ("family", "profile", "digits")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -26,16 +26,6 @@ async def cluster():
         node_socket=None, cpu="serve", triton_port_base=base, quiet_probe_s=1, ready_timeout_s=60
     ) as one:
         yield one
-
-
-async def trefoil(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "trefoil.cli.main", "family", "profile", "digits", *arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 def only(folder: Path, *names: str) -> Path:
@@ -54,22 +44,22 @@ async def test_a_node_that_serves_is_not_taken(cluster, tmp_path):
     from tests.integration.test_cpu_node import FIRST, run
 
     await run(cluster, (FIRST, 1))
-    code, _, error = await trefoil("--agent", cluster.target, "--slices", "cpu:1")
+    code, _, error = await trefoil(*PROFILE, "--agent", cluster.target, "--slices", "cpu:1")
     assert code == 2
     assert "its slices serve" in error
     assert "--replace" in error
     (status,) = (await cluster.slices()).values()
     assert status.state == SliceState.READY
     direct = ["--triton", status.grpc_target, "--device-type", "cpu:2", "--slices", "cpu:1", "--window", "0.2"]
-    code, _, error = await trefoil(*direct)
+    code, _, error = await trefoil(*PROFILE, *direct)
     assert code == 2
     assert "digits-s" in error  # version 2 is not loaded there
     code, _, error = await trefoil(
-        *direct, "--variants", "digits-xs", "--batches", "1,64", "--out", str(tmp_path / "a.csv")
+        *PROFILE, *direct, "--variants", "digits-xs", "--batches", "1,64", "--out", str(tmp_path / "a.csv")
     )
     assert code == 2
     assert "at most 8 items" in error
-    code, _, error = await trefoil("--agent", cluster.target, "--replace", "--slices", "9g.99gb")
+    code, _, error = await trefoil(*PROFILE, "--agent", cluster.target, "--replace", "--slices", "9g.99gb")
     assert code == 2
     assert "9g.99gb" in error
     await run(cluster)
@@ -86,7 +76,7 @@ async def test_a_cpu_slice_is_profiled_through_its_agent_and_the_file_loads(clus
         str(only(tmp_path, "digits-xs", "digits-l")),
     ]
     quick = ["--batches", "1,8", "--rates", "0.5", "--window", "0.4", "--out", str(out), "--json"]
-    code, printed, error = await trefoil(*common, *quick, "--estimate-energy")  # not every machine has RAPL
+    code, printed, error = await trefoil(*PROFILE, *common, *quick, "--estimate-energy")  # not every machine has RAPL
     assert code == 0, error
     points = json.loads(out.with_suffix(".json").read_text())
     assert len(points) == 4
@@ -113,7 +103,7 @@ async def test_joules_come_from_the_agents_counters_at_a_clock_and_under_a_power
         out = tmp_path / "profile.csv"
         where = ["--agent", one.target, "--slices", "7g.40gb", "--repository", str(only(tmp_path, "digits-l"))]
         quick = ["--batches", "1", "--rates", "", "--window", "0.5", "--out", str(out), "--json"]
-        code, _, error = await trefoil(*where, *quick, "--clocks", "1005", "--limits", "120")
+        code, _, error = await trefoil(*PROFILE, *where, *quick, "--clocks", "1005", "--limits", "120")
     assert code == 0, error
     folder = MODELS / "digits"
     _, rows = load_family(tmp_path / "digits", out)

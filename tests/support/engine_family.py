@@ -63,7 +63,7 @@ def engine_args(version: int, **more: object) -> dict[str, object]:
     return args | {"hf_overrides": own} | more
 
 
-def write_family(repository: Path, *, profiled: bool = True, python: bool = False, **more: object) -> Path:
+def write_family(repository: Path, *, python: bool = False, **more: object) -> Path:
     """Write the family's folder as a user would by hand; returns it. `more`: keys of every model.json.
 
     `python`: served by Triton's python backend instead, with the stand-in's code in each version. That needs no
@@ -86,8 +86,7 @@ def write_family(repository: Path, *, profiled: bool = True, python: bool = Fals
             shutil.copy(BACKEND / "model.py", folder / str(version) / "variant.py")
             shutil.copy(BACKEND / "language.py", folder / str(version))
         (folder / str(version) / "model.json").write_text(json.dumps(engine_args(version, **more)))
-    if profiled:
-        (folder / "profile.csv").write_text(_profile())
+    (folder / "profile.csv").write_text(_profile())
     return folder
 
 
