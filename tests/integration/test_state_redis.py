@@ -24,27 +24,6 @@ async def raw(state: State, *command: str) -> object:
 
 
 @pytest.mark.gate
-async def test_emptied_redis_never_sends_epochs_back(shared_redis, redis_server: RedisServer):
-    holder = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
-    for _ in range(3):
-        lease = await holder.acquire("controller", "a")
-        await holder.release(lease)
-    lease = await holder.acquire("controller", "a")
-    assert lease.epoch == 4
-    redis_server.flush()
-    with pytest.raises(errors.Fenced, match="Redis lost its data"):
-        await holder.put(lease, holder.keys.plan(), Plan())
-    again = await holder.acquire("controller", "a")
-    assert again.epoch == 5, "this process remembers"
-    redis_server.flush()
-    stranger = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
-    taken = await stranger.acquire("controller", "b", floor_epoch=7)
-    assert taken.epoch == 8, "agents' highest_epoch_seen or the own disk are the floor"
-    await holder.close()
-    await stranger.close()
-
-
-@pytest.mark.gate
 async def test_whoever_was_cut_off_hears_of_each_changed_key_once(redis_server: RedisServer):
     state = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
     changes, heard = state.changes(poll_s=TIMEOUT_S), []

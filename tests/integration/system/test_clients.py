@@ -1,12 +1,9 @@
 """From `trefoil up` to the first right answer, through clients that know nothing of Trefoil."""
 
-import asyncio
-
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as rest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -69,18 +66,6 @@ def test_a_plain_client_gets_right_values(serving: Serving, right: dict[int, np.
             client.infer("no-such-model", inputs(images[:1]), client_timeout=10)
     assert variants == {"digits-m", "digits-l"}
     assert correct / ENOUGH > 0.9
-
-
-async def test_a_plain_aio_client_gets_right_values_side_by_side(serving: Serving, right: dict[int, np.ndarray]):
-    images, _ = heldout()
-    async with triton_aio.InferenceServerClient(serving.system.inference) as client:
-
-        async def ask(start: int) -> str:
-            answer = await client.infer(FAMILY, inputs(images[start : start + 1]), client_timeout=10)
-            return check(answer, slice(start, start + 1), right)
-
-        variants = await asyncio.gather(*(ask(start) for start in range(ENOUGH)))
-    assert set(variants) == {"digits-m", "digits-l"}
 
 
 def test_a_plain_http_client_gets_right_values(serving: Serving, right: dict[int, np.ndarray]):
