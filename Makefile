@@ -136,7 +136,7 @@ bench-jobs: setup  ## jobs that can wait, by five zones' real carbon: grams of e
 chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000'; ARGS=--redis or --rows: tables of troubles, a quarter of an hour)
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
-redteam: setup  ## what a client, a model, a stray value or a lost file can do to serving: a table, exit 1 where something breaks (ARGS='--part files')
+redteam: setup  ## what a client, a model, a stray value or a lost file can do to serving: a table, exit 1 where something breaks (ARGS='--part hosts')
 	$(BIN)/python -m benchmarks.redteam $(ARGS)
 
 soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descriptors (ARGS='--minutes 5')

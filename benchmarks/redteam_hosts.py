@@ -1,4 +1,4 @@
-"""Attacks of a machine's surroundings: a second Trefoil on it, a Triton that cannot start, a container that ends."""
+"""Attacks of a machine's surroundings: a second Trefoil on it, a Triton that cannot start."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,6 @@ from tests.support.ports import free_offset
 from trefoil.cli.run.launcher import Launcher, first_answer
 from trefoil.cli.run.scenario import CarbonTrace, ServedFamily, System
 from trefoil.core.errors import StartError
-from trefoil.installation import CHECKOUT
 from trefoil.runtime.clock import WallClock
 
 CLOCK: Final = WallClock()
@@ -31,7 +29,6 @@ def checks() -> tuple[Check, ...]:
     return (
         Check("a second Trefoil on this machine, on the same ports in its own network", two_systems),
         Check("a Triton cannot start: the time-out of the command says why", unreadable_models),
-        Check("the container of node is killed or replaced; the agent's is not (Compose)", containers),
     )
 
 
@@ -79,17 +76,3 @@ async def unreadable_models(folder: Path) -> Outcome:
             named = "power_agent logged" in str(error) and "model.onnx" in str(error)
             return Outcome(1, int(not named), broken=() if named else (str(error)[:400],))
     return Outcome(1, 1, broken=("it served what its user may not read",))
-
-
-async def containers(folder: Path) -> Outcome:
-    """Two events of `make e2e-compose`, on an engine of this machine or one of its own."""
-    if not shutil.which("dockerd"):
-        return Outcome(0, figures=("not tried: needs the package docker.io",))
-    argv: Sequence[str] = [sys.executable, "-m", "benchmarks.compose", "--events", "node killed", "node upgraded"]
-    with (folder / "compose.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*argv, cwd=CHECKOUT, stdout=log, stderr=log)
-        code = await process.wait()
-    lines = (folder / "compose.log").read_text().splitlines()
-    seen = tuple(line.strip() for line in lines if "Tritons before" in line or line.startswith("skipped"))
-    broken = () if code == 0 else tuple(line for line in lines if line.startswith(("BROKEN", "missed"))) or (f"{code}",)
-    return Outcome(2, len(broken), broken=broken, figures=seen)

@@ -11,18 +11,15 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Final
 
 from benchmarks.chaos_rows import Trouble
 from benchmarks.echo_family import FAMILY, executions
 from benchmarks.echo_system import EchoSystem
-from benchmarks.redteam import Check, Outcome
-from tests.support.http_streams import HONOURED_OFFERS, cut, draw_stream, front_reads, h11_reads
+from tests.support.http_streams import HONOURED_OFFERS, cut, draw_stream, h11_reads
 
 LASTS_S: Final = 15.0
-STREAMS: Final = 20_000
 ANSWER_S: Final = 10.0
 PATH: Final = f"/v2/models/{FAMILY}/infer".encode()
 STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -66,25 +63,6 @@ def troubles() -> tuple[Trouble, ...]:
         "REST: heads, trailers and chunk extensions without an end": _endless,
     }
     return tuple(Trouble(what, partial(_attacked, attack=attack), LASTS_S) for what, attack in attacks.items())
-
-
-def checks() -> tuple[Check, ...]:
-    """Attacks without a system."""
-    return (Check(f"REST: {STREAMS} drawn streams are read as h11 reads them, or refused", _conformance),)
-
-
-async def _conformance(_: Path) -> Outcome:
-    wrong, served, refused = [], 0, 0
-    for seed in range(STREAMS):
-        random = Random(seed)
-        stream = draw_stream(random)
-        reading = await front_reads(cut(random, stream))
-        if problem := reading.problem(h11_reads(stream)):
-            wrong.append(f"seed {seed}: {problem}"[:300])
-        served += len(reading.requests)
-        refused += reading.closed
-    figures = (f"{served} requests read, {refused} streams refused or ended",)
-    return Outcome(STREAMS, len(wrong), broken=tuple(wrong[:5]), figures=figures)
 
 
 @asynccontextmanager
