@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trefoil.core.fleet import DeviceState, DeviceStatus, SliceState, SliceStatus
 from trefoil.core.objective import Objective
-from trefoil.core.units import HOUR_S
+from trefoil.core.units import format_duration
 from trefoil.overview.jobs import grams_by_rule, hours_ahead, name_of, planned_queue, saved_text
 from trefoil.overview.known import saving_unknown
 from trefoil.overview.served import TOKEN_OBJECTIVES, Promises, promises
@@ -18,7 +18,6 @@ JOBS_SHOWN: Final = 10
 COLOURS: Final = 6
 PARTS: Final = 8
 """Steps of the width of a slice's box."""
-MINUTE_S: Final = 60.0
 
 
 def picture(found: Mapping[str, Any], now_s: float) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def _zones(found: Mapping[str, Any], now_s: float) -> list[dict[str, Any]]:
                 "bars": [round(100 * value / highest, 1) for value in (now, *ahead)],
                 "low": f"{min(ahead, default=now):.0f}",
                 "high": f"{max(ahead, default=now):.0f}",
-                "span": _span(bands[-1]["ends_at_s"] - now_s) if bands else "",
+                "span": format_duration(bands[-1]["ends_at_s"] - now_s) if bands else "",
             }
         )
     return zones
@@ -192,9 +191,3 @@ def _shown(value: float | None, form: str) -> str:
 
 def _clock_time(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S")
-
-
-def _span(seconds: float) -> str:
-    if seconds >= HOUR_S:
-        return f"{seconds / HOUR_S:.0f} h"
-    return f"{seconds / MINUTE_S:.0f} min" if seconds >= 2 * MINUTE_S else f"{seconds:.0f} s"

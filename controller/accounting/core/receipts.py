@@ -4,18 +4,18 @@ Data: energy samples of all devices, load windows of all dispatcher workers, pro
 Formulation: rate(k) = profile(k) x ratio(k), for k = (slice, family, variant). profile(k) = request_j + item_j x items,
 the line through the smallest and the largest profiled batch at the device's clock. For a generative family profile(k) =
 token_j x tokens, where token_j is the joules of one answer over its mean tokens. ratio(k) = metered active joules over
-estimated ones, both forgotten exponentially (`memory_s`). Both streams are joined sample by sample. The answers'
+estimated ones, both forgotten exponentially (`MEMORY_S`). Both streams are joined sample by sample. The answers'
 windows are cut at the borders of the sample, so that both streams cover the same time. Windows are shifted earlier by
 half a service time, when the energy of their answers was drawn. Without this shift, a load that begins would look more
 expensive than it is.
-A slice with fewer than `items_min` answered items takes the ratio of its kind (device type, slice type, family,
+A slice with fewer than `ITEMS_MIN` answered items takes the ratio of its kind (device type, slice type, family,
 variant), else 1. Where no profile is known the metered joules per item are the rate.
 A device that nothing meters has no rates: its energy is unknown, not 0.
 Requests executed without an answer (the client had left, or the request failed) count as answers do, in estimates and
 receipts.
 residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. If receipts of a (slice,
 family, variant) asked too little or too much, answers of the next `REPAID_S` make it up. This changes a rate by at most
-a tenth. What is carried over is at most a tenth of the joules metered in `memory_s`; the rest is dropped.
+a tenth. What is carried over is at most a tenth of the joules metered in `MEMORY_S`; the rest is dropped.
 Deviations: CONTRACTS section 4 prices at dispatch. Here the answer is priced, because only then the variant is certain.
 """
 
@@ -35,6 +35,8 @@ from trefoil.core.fleet import DeviceStatus, DeviceType, NodeStatus, SliceKey
 from trefoil.core.plan import Plan
 from trefoil.core.power import rows_at
 
+MEMORY_S: Final = 60.0
+ITEMS_MIN: Final = 20
 WORKER_WAIT_S: Final = 3.0  # how long a sample waits for the windows of a worker that has gone silent
 SAMPLE_WAIT_S: Final = 600.0  # how long windows wait for samples: an agent sends the last ten minutes again
 EARLY_S_MAX: Final = 2.0  # an answer that takes longer is not spread over that time
@@ -77,18 +79,18 @@ class MeteredRatio:
     carried_j: float = 0.0
     """What receipts have asked too little so far, below 0 too much."""
 
-    def add(self, metered_j: float, estimated_j: float, items: float, at_s: float, memory_s: float) -> None:
+    def add(self, metered_j: float, estimated_j: float, items: float, at_s: float) -> None:
         """One sample. However long nothing came, what was known keeps a third of its weight: one request that straddles
         two samples must not become the ratio."""
-        keep = math.exp(-min(max(0.0, at_s - self.at_s), memory_s) / memory_s)
+        keep = math.exp(-min(max(0.0, at_s - self.at_s), MEMORY_S) / MEMORY_S)
         self.metered_j = self.metered_j * keep + metered_j
         self.estimated_j = self.estimated_j * keep + estimated_j
         self.items += items
         self.at_s = max(self.at_s, at_s)
 
-    def value(self, items_min: int) -> float | None:
+    def value(self) -> float | None:
         """Ratio, or None where too little was answered to say."""
-        if self.items < items_min or self.estimated_j <= 0 or self.metered_j <= 0:
+        if self.items < ITEMS_MIN or self.estimated_j <= 0 or self.metered_j <= 0:
             return None
         return self.metered_j / self.estimated_j
 
@@ -97,12 +99,12 @@ class MeteredRatio:
         bound_j = CARRIED_MAX * self.metered_j
         self.carried_j = min(max(self.carried_j + residual_j, -bound_j), bound_j)
 
-    def asked(self, items_min: int, memory_s: float) -> float | None:
+    def asked(self) -> float | None:
         """The ratio with what is carried, spread over what is drawn in `REPAID_S`."""
-        ratio = self.value(items_min)
+        ratio = self.value()
         if ratio is None:
             return None
-        share = self.carried_j / (self.metered_j * min(1.0, REPAID_S / memory_s))
+        share = self.carried_j / (self.metered_j * min(1.0, REPAID_S / MEMORY_S))
         return ratio * (1.0 + min(max(share, -CARRIED_MAX), CARRIED_MAX))
 
 
@@ -188,8 +190,7 @@ class JoinedSample:
 class Receipts:
     """Receipt rates: samples and windows in, in any order of streams; rates and what was joined out."""
 
-    def __init__(self, catalog: Catalog, memory_s: float = 60.0, items_min: int = 20) -> None:
-        self._memory_s, self._items_min = memory_s, items_min
+    def __init__(self, catalog: Catalog) -> None:
         self.learn(catalog)
         self._devices: dict[str, _Device] = {}
         self._types: dict[str, DeviceStatus] = {}
@@ -292,16 +293,16 @@ class Receipts:
             self._ratios.setdefault(key, MeteredRatio()),
             self._kinds.setdefault(self._kind(key), MeteredRatio()),
         ):
-            ratio.add(metered_j, estimated_j, items, at_s, self._memory_s)
+            ratio.add(metered_j, estimated_j, items, at_s)
         if receipt_j or not answered:  # answers without receipts: no rate was known, nothing is owed
             self._ratios[key].carry(metered_j - receipt_j)
 
     def _rate(self, key: Key, device: _Device) -> ReceiptRate | None:
         line = self._line(key)
         own, kind = self._ratios.get(key), self._kinds.get(self._kind(key))
-        ratio = own.asked(self._items_min, self._memory_s) if own is not None else None
+        ratio = own.asked() if own is not None else None
         if ratio is None and kind is not None:
-            ratio = kind.value(self._items_min)
+            ratio = kind.value()
         if ratio is None and line is NO_PROFILE:
             return None
         basis = Basis.MEASURED if ratio is not None else line.basis
@@ -314,7 +315,7 @@ class Receipts:
             token_j=line.token_j * (ratio or 1.0),
             ratio=round(ratio or 1.0, RATIO_DIGITS),
             basis=Basis.SIMULATED if device.simulated else basis,
-            window_s=self._memory_s if ratio is not None else 0.0,
+            window_s=MEMORY_S if ratio is not None else 0.0,
         )
 
     def _hosted(self, plan: Plan | None) -> set[Key]:

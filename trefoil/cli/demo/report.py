@@ -1,6 +1,5 @@
 """The report of a demo: report.json for programs, report.html (one file, no network) for people, a table for both."""
 
-import html
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -303,4 +302,4 @@ def _exploration_text(run: DemoSummary, show: Callable[[Exploration], str]) -> s
 
 def _causes_text(counts: Mapping[str, int]) -> str:
     shown = ", ".join(f"{cause} {count}" for cause, count in counts.items() if count)
-    return f"{sum(counts.values())}" + (f" ({html.unescape(shown)})" if shown else "")
+    return f"{sum(counts.values())}" + (f" ({shown})" if shown else "")

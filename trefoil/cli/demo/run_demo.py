@@ -22,7 +22,7 @@ from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.report import spread_lines
 from trefoil.cli.demo.results import Report, made_by, spread_json, write_json
 from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
-from trefoil.cli.demo.schedule import total_s, words
+from trefoil.cli.demo.schedule import total_s
 from trefoil.cli.demo.spread import judged_by_simulation, simulate_spread
 from trefoil.cli.output import console, count_equal, print_json, ticking
 from trefoil.cli.run import services
@@ -30,6 +30,7 @@ from trefoil.cli.run.scenario import DemoScenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
 from trefoil.comparison.comparison import Comparison, subject_of
 from trefoil.comparison.report import comparison_tables
+from trefoil.core.units import format_duration
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.simulator.report.result import json_safe
 
@@ -111,7 +112,7 @@ async def _run_policies(
         (out / stale).unlink(missing_ok=True)
     scenario = with_own_repository(scenario, out / MODELS)
     planned = f"{len(scenario.policies)} runs of {scenario.duration_s:.0f} s, {', '.join(scenario.policies)}"
-    view.say(f"{planned}: about {words(total_s(scenario))} in all; the report will be {out / 'report.html'}")
+    view.say(f"{planned}: about {format_duration(total_s(scenario))} in all; the report will be {out / 'report.html'}")
     view.say(_announcement(scenario))
     context = DemoContext(scenario, out, view, clock, lambda: signals.kill_now)
     scenario = await _judged(context)

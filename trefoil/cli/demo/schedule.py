@@ -37,8 +37,3 @@ def left_s(scenario: DemoScenario, number: int, at_s: float) -> float:
     """Time that is left in second `at_s` of a run, counted from 1."""
     runs_s = (len(scenario.policies) - number) * run_s(scenario)
     return max(0.0, scenario.duration_s - at_s) + runs_s + simulated_s(scenario)
-
-
-def words(seconds: float) -> str:
-    """A time to wait, in words."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

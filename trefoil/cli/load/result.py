@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,25 +132,18 @@ class LoadResult:
             answered_by_variant={v: [sum(r.variant == v for r in rows) for rows in answered] for v in variants},
         )
 
-    def write(self, path: Path, slo_ms: float, slo_quantile: float = 0.95, *, with_records: bool = True) -> None:
-        """Write the result as one JSON file, atomically."""
-        found = self.to_dict(slo_ms, slo_quantile, with_records=with_records)
-        replace_file(path, json.dumps(found, allow_nan=False), sync=False)
-
-    def to_dict(self, slo_ms: float, slo_quantile: float = 0.95, *, with_records: bool = True) -> dict[str, Any]:
-        """JSON values of the result; records as columns."""
-        result: dict[str, Any] = {
+    def write(self, path: Path, slo_ms: float, slo_quantile: float = 0.95) -> None:
+        """Write the result as one JSON file, atomically; records as columns."""
+        found = {
             "seed": self.seed,
             "digest": self.digest,
             "started_at_s": self.started_at_s,
             "stopped_early": self.stopped_early,
             "summary": asdict(self.summary(slo_ms, slo_quantile)),
             "series": asdict(self.series()),
+            "records": {name: [getattr(r, name) for r in self.records] for name in Record.__dataclass_fields__},
         }
-        if with_records:
-            names = Record.__dataclass_fields__
-            result["records"] = {name: [getattr(r, name) for r in self.records] for name in names}
-        return result
+        replace_file(path, json.dumps(found, allow_nan=False), sync=False)
 
 
 def quantile(values: NDArray[np.float64], q: float) -> float | None:
