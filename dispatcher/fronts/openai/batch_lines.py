@@ -54,7 +54,7 @@ def check_file(path: str, endpoint: str, requests_max: int, line_bytes_max: int)
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(_bounded(file, line_bytes_max), 1):
-                if not line.strip():
+                if len(line) <= line_bytes_max and not line.strip():
                     continue
                 found.requests += 1
                 error = _check(line, endpoint, line_bytes_max, seen, found)
@@ -74,15 +74,15 @@ def check_file(path: str, endpoint: str, requests_max: int, line_bytes_max: int)
 
 
 def _bounded(file: Any, line_bytes_max: int) -> Iterator[bytes]:
-    """Lines of a file; of one that is too long its beginning, longer than the bound."""
+    """Lines of a file without their ends; of one that is too long its beginning, longer than the bound."""
     while line := file.readline(line_bytes_max + 2):
-        yield line
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
         while line and not line.endswith(b"\n"):
             line = file.readline(line_bytes_max)
 
 
 def _check(line: bytes, endpoint: str, line_bytes_max: int, seen: set[bytes], found: Checked) -> LineError | None:
-    if len(line.strip()) > line_bytes_max:
+    if len(line) > line_bytes_max:  # also of spaces: the line is copied whole
         return LineError("invalid_request", f"the line is too large. Remedy: at most {line_bytes_max} bytes")
     try:
         given = json_text.parse(line)

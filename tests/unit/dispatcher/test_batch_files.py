@@ -113,6 +113,18 @@ def test_a_wrong_line_is_named(tmp_path, line, code, param):
     assert found.requests == 3
 
 
+@pytest.mark.parametrize("begin", [b"", json.dumps(LINE).encode()])
+@pytest.mark.parametrize("space", [b" ", b"\r", b"\t\v"])
+def test_no_line_hides_behind_space(tmp_path, begin, space):
+    """Items are copied by whole lines, which must all have been checked."""
+    hidden = json.dumps({**LINE, "custom_id": "b", "url": CHAT}).encode()
+    for end in (b"", hidden):
+        found = checked(tmp_path, {**LINE, "custom_id": "a1"}, begin + space * 1001 + end, {**LINE, "custom_id": "c"})
+        assert [(each.code, each.line) for each in found.errors] == [("invalid_request", 2)]
+    fits = json.dumps(LINE).encode().ljust(1000) + b"\r"
+    assert checked(tmp_path, fits, b" " * 1000 + b"\r", {**LINE, "custom_id": "c"}).errors == []
+
+
 def test_a_file_is_read_up_to_its_bounds(tmp_path):
     found = checked(tmp_path, *({**LINE, "custom_id": str(n)} for n in range(9)), most=5)
     assert [(each.code, each.line) for each in found.errors] == [("too_many_tasks", 6)]
