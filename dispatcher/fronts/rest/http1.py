@@ -6,7 +6,7 @@ llhttp (httptools) parses strictly; uvicorn runs the application. Added here, be
 - Heads that llhttp accepts and RFC 9112 forbids, or that this server does not implement, are refused.
 - Trailers are dropped (RFC 9110 6.5.1): they are not headers.
 - A refusal follows the answers to the requests before it.
-- Heads, trailers and chunk extensions are bounded in bytes, heads in time.
+- Heads, trailers and chunk extensions are bounded in bytes, heads in time, unanswered requests in number.
 """
 
 import asyncio
@@ -18,7 +18,12 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+FIELD_BYTES: Final = 32
+"""What a header field counts beside its name and value, as in HTTP/2 (RFC 9113 6.5.2): empty ones cost time, too."""
 TOO_LONG: Final = f"headers, trailers or chunk extensions have more than {HEAD_BYTES_MAX} bytes. Remedy: send fewer"
+PIPELINED_MAX: Final = 64
+"""Unanswered requests of one connection: a single read may hold ten thousand."""
+PIPELINED: Final = f"{PIPELINED_MAX} requests before this one are unanswered. Remedy: wait, or use more connections"
 HEAD_S: Final = 30.0
 """From a connection, or a request's first byte, to the end of its headers."""
 OFFER: Final = frozenset((b"upgrade", b"http2-settings"))
@@ -37,6 +42,7 @@ class Http1Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._silent_bytes = 0  # since the last head, byte of a body or end of a message
+        self._fields_bytes = 0  # of the last head, and of its trailers
         self._steps = 0
         self._in_body = False
         self._unanswered: list[RequestResponseCycle] = []
@@ -84,9 +90,13 @@ class Http1Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {"client": {"transport": self.transport}}
+        self._fields_bytes = 0
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields_bytes += len(name) + len(value) + FIELD_BYTES
+        if self._fields_bytes > HEAD_BYTES_MAX:
+            raise Refused(431, TOO_LONG)
         if not self._in_body:
             super().on_header(name, value.rstrip(b" \t"))
 
@@ -118,8 +128,10 @@ class Http1Connection(HttpToolsProtocol):
 
     def _check_head(self) -> None:
         """Raise Refused for a head that llhttp accepts."""
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+        if len(self.url) + self._fields_bytes > HEAD_BYTES_MAX:
             raise Refused(431, TOO_LONG)
+        if len(self._unanswered) >= PIPELINED_MAX:
+            raise Refused(429, PIPELINED)
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise Refused(505, f"HTTP/{version} is not served. Remedy: send HTTP/1.1")

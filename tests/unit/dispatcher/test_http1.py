@@ -2,7 +2,7 @@
 
 import pytest
 
-from dispatcher.fronts.rest.http1 import HEAD_BYTES_MAX
+from dispatcher.fronts.rest.http1 import FIELD_BYTES, HEAD_BYTES_MAX, PIPELINED_MAX
 from tests.support.http_streams import FIRST, INNER, OFFERS, front_reads, h11_reads
 
 LINE = b"POST /v2 HTTP/1.1\r\n"
@@ -149,6 +149,24 @@ async def test_nothing_beside_a_body_is_endless(begin):
     assert f"more than {HEAD_BYTES_MAX} bytes".encode() in reading.sent
     body = await front_reads([HEAD + b"Content-Length: %d\r\n\r\n" % (40 * len(piece)), *[piece] * 40])
     assert body.requests == [(b"POST", b"/v2", piece * 40)]
+
+
+async def test_unanswered_requests_of_one_read_are_bounded():
+    reading = await front_reads([NEXT * 10 * PIPELINED_MAX, *[b""] * PIPELINED_MAX])
+    assert reading.requests == [(b"GET", b"/next", b"")] * PIPELINED_MAX
+    assert (reading.sent.count(b"HTTP/1.1 204 "), reading.sent.count(b"HTTP/1.1 429 "), reading.closed) == (64, 1, True)
+    assert b"64 requests before this one are unanswered. Remedy: wait" in reading.sent
+    reading = await front_reads([*[NEXT] * 2 * PIPELINED_MAX])  # one after the other
+    assert (len(reading.requests), reading.closed) == (2 * PIPELINED_MAX, False)
+
+
+@pytest.mark.parametrize("begin", [HEAD, CHUNKED + b"\r\n0\r\n"], ids=["head", "trailers"])
+async def test_empty_header_fields_count(begin):
+    most = HEAD_BYTES_MAX // (FIELD_BYTES + 1)
+    assert (await front_reads([begin + b"a:\r\n" * (most - 4) + b"\r\n"])).requests
+    reading = await front_reads([begin + b"a:\r\n" * (most + 1) + b"\r\n" + NEXT])
+    assert (reading.requests, reading.closed) == ([], True)
+    assert reading.sent.startswith(b"HTTP/1.1 431 ")
 
 
 async def test_h11_reads_behind_an_offer_and_refuses_what_it_must():
