@@ -401,7 +401,7 @@ def _read_batch(body: bytes) -> dict[str, Any]:
 
 
 def _is_text(value: Any, chars_max: int) -> bool:
-    return type(value) is str and len(value) <= chars_max and not any("\ud800" <= each <= "\udfff" for each in value)
+    return type(value) is str and len(value) <= chars_max
 
 
 def _file_object(info: FileInfo, files: FilesFolder) -> dict[str, Any]:

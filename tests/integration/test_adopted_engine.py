@@ -303,12 +303,11 @@ async def test_what_is_wrong_of_a_grpc_request_is_one_error_that_names_it(adopte
 
 
 async def test_texts_that_are_not_unicode_are_refused_wherever_they_stand(adopted, engine):
-    odd = {
-        "type": "function",
-        "function": {"name": "sea", "description": "\ud800", "parameters": {"most": float("nan")}},
-    }
+    odd = {"type": "function", "function": {"name": "sea", "parameters": {"most": float("nan")}}}
     for change, words in (
-        ({"tools": [odd]}, "the request is not JSON"), ({"stop": "\ud800"}, "the request is not JSON"),
+        ({"tools": [odd]}, "the request is not JSON"), ({"stop": "\ud800"}, "not Unicode"),
+        ({"tools": [{**odd, "description": "\ud800"}]}, "not Unicode"), ({"\ud800": 1}, "not Unicode"),
+        ({"model": "\ud800"}, "not Unicode"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "not Unicode"),
     ):  # fmt: skip
         body = json.dumps({"model": CHAT, "messages": HELLO, **change})

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import string
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
-from dispatcher.fronts.rest import codec, generate_codec, tensors
+from dispatcher.fronts.rest import codec, generate_codec, json_text, tensors
 from trefoil.core.errors import InvalidInput, TrefoilError
 
 DTYPES = [np.bool_, np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, np.float16,
@@ -195,6 +196,40 @@ def test_any_body_is_a_message_or_a_refusal_with_a_remedy(text, rest, shift):
     message = pb.ModelInferRequest.FromString(data)
     given_ = [each for each in message.inputs if "shared_memory_region" not in each.parameters]
     assert len(message.raw_input_contents) == len(given_)
+
+
+@pytest.mark.parametrize(
+    "text", [r"\ud800", r"\udc00", r"\udc00\ud800", r"\ud83d\u0041", r"\\\uD800", r"\ud83d\ud83d\ude00"]
+)
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands(text):
+    """Half a letter has no bytes: what repeats it, an error or a list of batches, could not be sent."""
+    for form in ('{"a": "%s"}', '{"%s": 1}', '{"a": [{"b": "x%s"}]}'):
+        with pytest.raises(InvalidInput, match=r"not Unicode, '\\u[0-9a-f]{4}' is half.*Remedy: send both halves"):
+            json_text.parse((form % text).encode())
+
+
+def test_whole_surrogate_pairs_and_escaped_backslashes_are_read():
+    assert json_text.parse(rb'{"a": "\ud83d\ude00\\ud800"}') == {"a": "\U0001f600\\ud800"}
+
+
+def test_long_numbers_are_searched_for_in_linear_time():
+    times_s = []
+    for run in (299, 9):
+        body = b'{"a":"%b"}' % ((b"1" * run + b",") * (200_000 // (run + 1)))
+        spent_s = []
+        for _ in range(5):
+            began_s = time.thread_time()
+            json_text.parse(body)
+            spent_s.append(time.thread_time() - began_s)
+        times_s.append(min(spent_s))
+    assert times_s[0] < 5 * times_s[1]
+
+
+def test_outputs_are_bounded_in_number_as_inputs_are():
+    for name in ("inputs", "outputs"):
+        body = json.dumps({"inputs": [], name: [{"name": str(n)} for n in range(5000)]}).encode()
+        with pytest.raises(InvalidInput, match=f"{name} = 5000: has more than 4096"):
+            codec.decode(body, len(body), "m", "")
 
 
 @pytest.mark.parametrize("data", ["[" * 99 + "1" + "]" * 99, "[1]"])

@@ -14,7 +14,7 @@ from dispatcher.fronts.openai import bodies
 from dispatcher.fronts.openai.bodies import Asked, AskedVectors
 from dispatcher.fronts.rest import json_text
 from dispatcher.routing.request_parameters import CLASS, MIN_ACCURACY, SLO_MS
-from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
+from trefoil.core.errors import VALUE_CHARS_MAX, InvalidInput, TrefoilError, Unavailable
 
 ERRORS_MAX: Final = 50
 """Errors of a file that are named; it is read no further."""
@@ -89,7 +89,7 @@ def _check(line: bytes, endpoint: str, line_bytes_max: int, seen: set[bytes], fo
     except InvalidInput as error:
         return LineError("invalid_json_line", f"this line is not a JSON object: {error.message}")
     custom_id, body = given.get("custom_id"), given.get("body")
-    if type(custom_id) is not str or not 0 < len(custom_id) <= ID_CHARS_MAX or not _is_text(custom_id):
+    if type(custom_id) is not str or not 0 < len(custom_id) <= ID_CHARS_MAX:
         return _wrong("custom_id", custom_id, f"send a text of 1 to {ID_CHARS_MAX} characters")
     if given.get("method") != "POST":
         return _wrong("method", given.get("method"), "send POST")
@@ -98,24 +98,19 @@ def _check(line: bytes, endpoint: str, line_bytes_max: int, seen: set[bytes], fo
     if type(body) is not dict:
         return _wrong("body", body, f"send the body of a request to {endpoint}")
     if unknown := sorted(given.keys() - _KEYS):
-        return _wrong(unknown[0], given[unknown[0]], f"a line has {', '.join(sorted(_KEYS))}")
+        return _wrong(unknown[0][:VALUE_CHARS_MAX], given[unknown[0]], f"a line has {', '.join(sorted(_KEYS))}")
     digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
     if digest in seen:
         return _wrong("custom_id", custom_id, "give each line its own", "duplicate_custom_id")
     seen.add(digest)
     model = body.get("model")
-    if type(model) is not str or not 0 < len(model) <= ID_CHARS_MAX or not _is_text(model):
+    if type(model) is not str or not 0 < len(model) <= ID_CHARS_MAX:
         return _wrong("body.model", model, "name a family: GET /v1/models")
     found.model = found.model or model
     if model != found.model:
         return _wrong("body.model", model, f"send {found.model}, as the lines before, or make two batches",
                       "model_mismatch")  # fmt: skip
     return None
-
-
-def _is_text(value: str) -> bool:
-    """Whether it is Unicode: JSON can hold half a letter."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _wrong(param: str, value: Any, remedy: str, code: str = "invalid_request") -> LineError:

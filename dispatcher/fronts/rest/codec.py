@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.fronts.rest import tensors
 from dispatcher.fronts.rest.json_text import parse
 from dispatcher.transport.core import kserve_wire
-from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.core.errors import InvalidInput, TrefoilError, shown
 
 Json = Mapping[str, Any]
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
@@ -55,28 +55,20 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
     """
     given = parse(body[:header_length])
     message = pb.ModelInferRequest(model_name=model, model_version=version)
-    try:
-        if "id" in given:
-            message.id = member(given, "id", str, "request")
-        binary = set_parameters(message, member(given, "parameters", dict, "request", {}))
-        raw: list[bytes | memoryview] = []
-        rest = memoryview(body)[header_length:]
-        inputs = member(given, "inputs", list, "request")
-        if len(inputs) > kserve_wire.FIELDS_MAX:
-            raise InvalidInput(
-                f"has more than {kserve_wire.FIELDS_MAX}", field="inputs", value=len(inputs), remedy="send fewer"
-            )
-        for index, each in enumerate(inputs):
-            rest = _input(message, index, each, rest, raw)
-        if rest.nbytes:
-            raise InvalidInput(
-                f"unexpected additional input data for model '{model}': {rest.nbytes} bytes belong to no tensor",
-                field="Inference-Header-Content-Length", remedy="say every tensor's binary_data_size",
-            )  # fmt: skip
-        form = OutputForm(_outputs(message, member(given, "outputs", list, "request", [])), binary)
-        parts: list[bytes | memoryview] = [message.SerializeToString()]
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"a text is not Unicode ({error.reason})", remedy="send UTF-8") from error
+    if "id" in given:
+        message.id = member(given, "id", str, "request")
+    binary = set_parameters(message, member(given, "parameters", dict, "request", {}))
+    raw: list[bytes | memoryview] = []
+    rest = memoryview(body)[header_length:]
+    for index, each in enumerate(_tensors(given, "inputs")):
+        rest = _input(message, index, each, rest, raw)
+    if rest.nbytes:
+        raise InvalidInput(
+            f"unexpected additional input data for model '{model}': {rest.nbytes} bytes belong to no tensor",
+            field="Inference-Header-Content-Length", remedy="say every tensor's binary_data_size",
+        )  # fmt: skip
+    form = OutputForm(_outputs(message, _tensors(given, "outputs", [])), binary)
+    parts: list[bytes | memoryview] = [message.SerializeToString()]
     for tensor in raw:
         parts += (RAW_INPUT_FIELD, kserve_wire.length(len(tensor)), tensor)
     return b"".join(parts), form
@@ -122,7 +114,7 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
     if type(given) is not dict:
         raise InvalidInput("is not an object", field=where, remedy="send name, datatype, shape and data")
     name = member(given, "name", str, where)
-    where = f"inputs[{name!r}]"
+    where = f"inputs[{shown(name)}]"
     parameters = _lenient(given)
     ways = [
         way for way, there in (("data", given), ("binary_data_size", parameters), ("shared_memory_region", parameters))
@@ -149,7 +141,7 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
         size = _unsigned(parameters, "binary_data_size", where)
         if size > rest.nbytes:
             raise InvalidInput(
-                f"unexpected size for input '{name}', expecting {size - rest.nbytes} additional bytes for model "
+                f"unexpected size for input {shown(name)}, expecting {size - rest.nbytes} additional bytes for model "
                 f"'{message.model_name}'", field=where, remedy="send binary_data_size bytes after the JSON",
             )  # fmt: skip
         raw.append(rest[:size])
@@ -191,7 +183,7 @@ def _shared_memory(target: Any, parameters: Json, where: str) -> None:
 def set_parameters(message: Any, given: Json) -> bool:
     """Set a request's parameters; whether outputs that are not named go back in binary."""
     for name, value in given.items():
-        where = f"parameters[{name!r}]"
+        where = f"parameters[{shown(name)}]"
         if name == "binary_data_output":
             continue
         target = message.parameters[name]
@@ -248,6 +240,13 @@ def member(given: Json, name: str, kind: type, where: str, default: Any = _NEEDE
     if value is _NEEDED or (value is not default and type(value) is not kind):
         raise InvalidInput(f"Unable to parse '{name}'", field=where, remedy=f"send {_NAMES[kind]}")
     return value
+
+
+def _tensors(given: Json, name: str, *default: Any) -> Sequence[Any]:
+    found: Sequence[Any] = member(given, name, list, "request", *default)
+    if len(found) > kserve_wire.FIELDS_MAX:
+        raise InvalidInput(f"has more than {kserve_wire.FIELDS_MAX}", field=name, value=len(found), remedy="send fewer")
+    return found
 
 
 ALL_BINARY: Final = OutputForm(others=True)

@@ -39,17 +39,14 @@ def encode(given: Mapping[str, Any], metadata: Any, model: str, version: str = "
         raise InvalidInput(
             "keyword for nested schema also given as input tensor name", field=PARAMETERS, remedy="use /infer"
         )
-    try:
-        message.id = codec.member(given, "id", str, "request", "")
-        rest = {name: value for name, value in given.items() if name not in ("id", PARAMETERS)}
-        for values in (rest, codec.member(given, PARAMETERS, dict, "request", {})):
-            for name, value in values.items():
-                if name in inputs:
-                    _add(message, inputs[name], value)
-            codec.set_parameters(message, {name: value for name, value in values.items() if name not in inputs})
-        return bytes(message.SerializeToString())
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"a text is not Unicode ({error.reason})", remedy="send UTF-8") from error
+    message.id = codec.member(given, "id", str, "request", "")
+    rest = {name: value for name, value in given.items() if name not in ("id", PARAMETERS)}
+    for values in (rest, codec.member(given, PARAMETERS, dict, "request", {})):
+        for name, value in values.items():
+            if name in inputs:
+                _add(message, inputs[name], value)
+        codec.set_parameters(message, {name: value for name, value in values.items() if name not in inputs})
+    return bytes(message.SerializeToString())
 
 
 def _add(message: Any, tensor: Any, value: Any) -> None:

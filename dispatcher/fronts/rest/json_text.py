@@ -1,7 +1,8 @@
 """JSON text as Triton's RapidJSON reads it (flag `kParseNanAndInfFlag`), by Python's `json`.
 
 Where the two differ, it follows Triton. It skips a byte order mark, ends the text at a NUL, and takes the first of
-equal keys. `Inf`, `-Inf` and `-NaN` are numbers, as `Infinity` and `NaN` are. It refuses a number beyond a double.
+equal keys. `Inf`, `-Inf` and `-NaN` are numbers, as `Infinity` and `NaN` are. It refuses a number beyond a double, and
+half a surrogate pair.
 """
 
 import json
@@ -15,7 +16,8 @@ from trefoil.core.errors import InvalidInput
 _BYTE_ORDER_MARK: Final = re.compile(rb"\xef?\xbb?\xbf?")  # each byte of it counts
 _OTHER_NAMES: Final = re.compile(rb"Inf(?!inity)|-NaN")
 _STRING_OR_NAME: Final = re.compile(rb'"(?:[^"\\]++|(?:\\.)++)*+"?|Inf(?!inity)|-NaN', re.DOTALL)
-_MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?0*[1-9]\d\d|\d{300}")
+_MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?0*[1-9]\d\d|(?<!\d)\d{300}")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse(text: bytes) -> Mapping[str, Any]:
@@ -34,6 +36,14 @@ def parse(text: bytes) -> Mapping[str, Any]:
         bounded = {"parse_float": _finite, "parse_int": _whole}
     try:
         given = json.loads(text.decode(), object_pairs_hook=_first_wins, **bounded)
+        if _SURROGATE.search(text):
+            json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidInput(
+            f"failed to parse the request JSON buffer: a text is not Unicode, {half!r} is half a surrogate pair",
+            remedy="send both halves, or UTF-8",
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"failed to parse the request JSON buffer: {error}", remedy="send a JSON object") from error
     if type(given) is not dict:

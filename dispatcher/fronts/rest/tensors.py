@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from dispatcher.transport.core.kserve_wire import DIMENSIONS_MAX
-from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.core.errors import InvalidInput, TrefoilError, shown
 
 NESTING_MAX: Final = 100
 """Triton's limit for lists within lists."""
@@ -33,7 +33,7 @@ def to_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> bytes
     Raises:
         InvalidInput: they do not fit each other.
     """
-    field = f"inputs[{name!r}]"
+    field = f"inputs[{shown(name)}]"
     if datatype in _BINARY_ONLY:
         raise InvalidInput(
             f"receiving {datatype} data via JSON is not supported", field=field, remedy="use the binary data format"
@@ -87,8 +87,8 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> li
             raise TrefoilError(f"output {name!r} has {len(raw)} bytes, which are no {datatype}")
         elements = np.frombuffer(raw, kind).tolist()
     if len(shape) > DIMENSIONS_MAX or len(elements) != math.prod(shape):
-        shown = list(shape[:DIMENSIONS_MAX])
-        raise TrefoilError(f"output {name!r} has {len(elements)} elements and the shape {shown}")
+        sizes = list(shape[:DIMENSIONS_MAX])
+        raise TrefoilError(f"output {name!r} has {len(elements)} elements and the shape {sizes}")
     return elements
 
 

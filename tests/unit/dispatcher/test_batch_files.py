@@ -94,13 +94,15 @@ def test_a_file_of_lines_has_one_model(tmp_path):
     ("line", "code", "param"),
     [
         ({**LINE, "url": CHAT}, "url_mismatch", "url"),
-        ({**LINE, "custom_id": "\ud800"}, "invalid_request", "custom_id"),
+        ({**LINE, "custom_id": "\ud800"}, "invalid_json_line", ""),
+        ({**LINE, "\udfff": 1}, "invalid_json_line", ""),
         ({**LINE, "custom_id": 7}, "invalid_request", "custom_id"),
         ({**LINE, "body": []}, "invalid_request", "body"),
         ({**LINE, "body": {}}, "invalid_request", "body.model"),
-        ({**LINE, "body": {"model": "\ud800"}}, "invalid_request", "body.model"),
+        ({**LINE, "body": {"model": "\ud800"}}, "invalid_json_line", ""),
         ({**LINE, "body": {"model": "x" * 600}}, "invalid_request", "body.model"),
         ({**LINE, "more": 1}, "invalid_request", "more"),
+        ({**LINE, "m" * 300: 1}, "invalid_request", "m" * 200),
         (b"[]", "invalid_json_line", ""),
         (b"\xff", "invalid_json_line", ""),
         (b"[" * 900, "invalid_json_line", ""),
@@ -119,7 +121,7 @@ def test_no_line_hides_behind_space(tmp_path, begin, space):
     """Items are copied by whole lines, which must all have been checked."""
     hidden = json.dumps({**LINE, "custom_id": "b", "url": CHAT}).encode()
     for end in (b"", hidden):
-        found = checked(tmp_path, {**LINE, "custom_id": "a1"}, begin + space * 1001 + end, {**LINE, "custom_id": "c"})
+        found = checked(tmp_path, {**LINE, "custom_id": "a1"}, begin + space * 1002 + end, {**LINE, "custom_id": "c"})
         assert [(each.code, each.line) for each in found.errors] == [("invalid_request", 2)]
     fits = json.dumps(LINE).encode().ljust(1000) + b"\r"
     assert checked(tmp_path, fits, b" " * 1000 + b"\r", {**LINE, "custom_id": "c"}).errors == []
