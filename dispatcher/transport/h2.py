@@ -23,6 +23,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 WRITE_BYTES: Final = 36 * 1024  # in one piece, two frames: ngh2 lengthens it by a frame at a time, and copies it
 ALL_WRITTEN_BYTES: Final = 4096  # in the last piece: any other ends where a whole frame of 16 KiB does not fit in
 READ_BYTES: Final = 256 * 1024
+READ_BYTES_MIN: Final = 4096
+FIRST_READ_BYTES: Final = 16 * 1024
+READ_S: Final = 0.002
+"""Time of one read, beyond which the next is smaller: 256 KiB may hold 50,000 messages, or begin 4,000 calls."""
 FRAME_BYTES: Final = 1 << 20  # that a peer may send in one frame
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
 _PING: Final = b"trefoil!"
@@ -96,6 +100,7 @@ class H2Connection(asyncio.BufferedProtocol):
             ),
         )
         self._takers = {event: getattr(self, name) for event, name in self.EVENTS.items()}
+        self._read_bytes = FIRST_READ_BYTES  # at once
         self._scheduled = False
         self._paused = False
         self._ping_answered: Callable[[], None] | None = None
@@ -124,12 +129,13 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
-        return _read_buffer
+        return _read_buffer[: self._read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what has come."""
         if self.closed:
             return
+        began_s = self.loop.time()
         try:
             data = _read_buffer[:nbytes]
             self._follow(data)
@@ -144,6 +150,10 @@ class H2Connection(asyncio.BufferedProtocol):
         except ngh2.NGH2Error as error:
             self.lost(f"its peer does not speak HTTP/2 as it should: {error}")
             return
+        if self.loop.time() - began_s > READ_S:
+            self._read_bytes = max(READ_BYTES_MIN, self._read_bytes // 4)
+        elif nbytes == self._read_bytes:
+            self._read_bytes = min(READ_BYTES, 2 * self._read_bytes)
         if self._h2.want_write or self.unsent_bytes or not self._h2.want_read:
             self.schedule()
 

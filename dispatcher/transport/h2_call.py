@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from dispatcher.transport import h2
 from dispatcher.transport.core import grpc_framing as framing
@@ -153,12 +154,10 @@ class ServerCall:
         self._hold(-MESSAGE_BYTES)
         self._take(min(self._unread_bytes, framing.PREFIX.size + len(message)))
         try:
-            data = message if isinstance(message, bytes) else await self._inflated(message)
+            return await self._deserialized(message)
         except FramingError as error:  # the client's fault: no handler sees it
             self._connection.refuse_early(self, error)
             raise asyncio.CancelledError(error.details) from error
-        deserialize = self._handler.request_deserializer
-        return deserialize(data) if deserialize is not None else data
 
     async def write(self, answer: Any) -> None:
         """Send one message of a stream of answers, as soon as the client has read enough of those before it.
@@ -319,6 +318,15 @@ class ServerCall:
         self.held_bytes += count
         self._connection.held.bytes += count
 
+    async def _deserialized(self, message: Message) -> Any:
+        data = message if isinstance(message, bytes) else await self._inflated(message)
+        deserialize = self._handler.request_deserializer
+        try:
+            return deserialize(data) if deserialize is not None else data
+        except DecodeError as error:
+            why = f"these {len(data)} bytes are no message of {self._path()} ({error}). Remedy: send the type it takes"
+            raise FramingError("INVALID_ARGUMENT", why) from error
+
     async def _inflated(self, message: framing.Compressed) -> bytes:
         bytes_max = self._connection.bounds.message_bytes_max
         if len(message.data) <= INFLATE_INLINE_BYTES:
@@ -335,12 +343,7 @@ class ServerCall:
     async def _run(self, message: Message | None) -> None:
         connection, handler = self._connection, self._handler
         try:
-            if message is not None:
-                data = message if isinstance(message, bytes) else await self._inflated(message)
-                deserialize = handler.request_deserializer
-                request = deserialize(data) if deserialize is not None else data
-            else:
-                request = self.requests()
+            request = self.requests() if message is None else await self._deserialized(message)
             if handler.response_streaming:
                 await self._answer_all((handler.stream_stream or handler.unary_stream)(request, self))
                 connection.finish(self, self._trailers)

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import ngh2
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from dispatcher.transport import accepting
 from dispatcher.transport.core import grpc_framing as framing
@@ -69,6 +70,8 @@ class Answers:
         handlers = {
             "Echo": unary(self.echo), "Parts": unary(self.parts, response_serializer=JOIN), "Slow": unary(self.slow),
             "Refuse": unary(self.refuse), "Fail": unary(self.fail), "Large": unary(self.large),
+            "Typed": unary(self.echo, request_deserializer=HealthCheckRequest.FromString),
+            "TypedStream": stream(self.each, request_deserializer=HealthCheckRequest.FromString),
             "Each": stream(self.each), "Deaf": stream(self.deaf), "Endless": stream(self.endless),
             "Curt": stream(self.curt), "ReadWrite": stream(self.read_write), "RefuseStream": stream(self.refuse_stream),
             "Shut": stream(self.refuse),

@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import gzip
 import itertools
+import math
 import re
 import struct
 
 import ngh2
 import pytest
 
-from dispatcher.transport import h2_call
-from dispatcher.transport.h2 import ConnectionLimits, Held
+from dispatcher.transport import h2, h2_call
+from dispatcher.transport.h2 import READ_BYTES, READ_BYTES_MIN, ConnectionLimits, Held
 from dispatcher.transport.h2_call import ServerBounds
 from tests.support.h2_ends import (
     CONTINUATION,
@@ -60,6 +61,8 @@ WRONG = {
     "a stream with a first byte that is none": ({"method": "Each", "data": framed(b"", 2)}, INTERNAL, "first byte"),
     "a stream compressed without an encoding": ({"method": "Each", "data": framed(b"", 1)}, INTERNAL, "names no"),
     "a stream with a message too large": ({"method": "Each", "data": framed(bytes(99_999))}, EXHAUSTED, "larger"),
+    "bytes of no type": ({"method": "Typed", "data": framed(b"\xff")}, "INVALID_ARGUMENT", "1 bytes are no message of"),
+    "a stream of no type": ({"method": "TypedStream", "data": framed(b"\n\5x")}, "INVALID_ARGUMENT", "Remedy: send"),
     "a stream of an unknown encoding": ({"method": "Each", "grpc_encoding": "br"}, "UNIMPLEMENTED", "'br'"),
     "a stream with a timeout that is none": ({"method": "Each", "grpc_timeout": "1y"}, INTERNAL, "grpc-timeout is"),
 }  # fmt: skip
@@ -164,6 +167,28 @@ async def test_a_client_that_leaves_at_once_leaves_nothing(world):
         writer.transport.abort()
     await world.serves()
     await until(lambda: len(world.server.connections) <= 1)
+
+
+async def test_what_one_turn_reads_falls_with_the_time_it_takes(monkeypatch):
+    """A read of 256 KiB may hold 50,000 messages: others would wait for them all."""
+    async with serving(ServerBounds(message_bytes_max=1 << 26)) as world:
+        client = await world.raw()
+        await client.until(ngh2.SettingsReceived)
+        (connection,) = world.server.connections
+        empty = client.request("Deaf", framed(b"") * 50_000)
+        await until(lambda: len(connection.get_buffer(-1)) == READ_BYTES_MIN)
+        client.h2.reset_stream(empty, 8)
+        client.push()
+        monkeypatch.setattr(h2, "READ_S", math.inf)
+        sizes = set()
+        for _ in range(200):
+            stream_id = client.request("Large", framed(b"1".rjust(1 << 18, b"0")))
+            await client.status(stream_id)
+            sizes.add(len(connection.get_buffer(-1)))
+            if READ_BYTES in sizes:
+                break
+        assert READ_BYTES in sizes, "what comes in few messages is read in large pieces"
+        await world.is_idle()
 
 
 async def flood(world: World, pieces) -> None:
