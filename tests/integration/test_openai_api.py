@@ -198,6 +198,7 @@ async def test_a_client_that_leaves_frees_its_place_within_a_second(client, worl
     assert not world.local.accounting.open_streams
 
 
+CALLED = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "x", "arguments": ""}}]}
 BAD = [
     ({"model": "nobody"}, 404, "model", "model_not_found", "does not exist"),
     ({"model": "scores"}, 400, "model", None, "generates no text"),
@@ -207,6 +208,7 @@ BAD = [
     ({"n": 2}, 400, "n", None, "n = 2"),
     ({"tools": [{"type": "function"}]}, 400, "tools[0]", None, "is not a function"),
     ({"tools": [{"type": "function", "function": {"name": "x"}}]}, 400, "tools", None, f"{CHAT} has no tools"),
+    ({"messages": [CALLED]}, 400, "messages[0].tool_calls", None, f"{CHAT} has no tools"),
     ({"temperature": "hot"}, 400, "temperature", None, "0..2"),
     ({"temprature": 0}, 400, "temprature", None, "did you mean temperature"),
     ({"messages": [{"role": "user", "content": "word " * 300}]}, 400, None, "context_length_exceeded", "256"),

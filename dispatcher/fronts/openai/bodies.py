@@ -47,6 +47,8 @@ OURS: Final = "trefoil_"
 TRITONS: Final = ("priority", "timeout")
 TOOLS, TOOL_CHOICE = "tools", "tool_choice"
 TOOLS_MAX: Final = 128
+VALUES_MAX: Final = 2**14
+"""JSON values in all tools and calls of a request: a worker handles each of them as an object, on its loop."""
 CHOICES: Final = ("none", "auto", "required")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ABOUT_TOOLS: Final = (TOOLS, TOOL_CHOICE, "parallel_tool_calls")
@@ -118,7 +120,7 @@ def read(given: Mapping[str, Any], headers: Mapping[str, str], endpoint: str) ->
             remedy = f"leave it out{allowed and f', or send {allowed}'}"
             raise InvalidInput("no family here has that", field=name, value=given[name], remedy=remedy)
     stream = _flag(given, "stream")
-    return Asked(
+    asked = Asked(
         model=_text(given, "model"),
         prompt="" if chat else _prompt(given),
         messages=_messages(given) if chat else (),
@@ -130,6 +132,21 @@ def read(given: Mapping[str, Any], headers: Mapping[str, str], endpoint: str) ->
         parameters=_parameters(given, headers),
         tools=_tools(given),
     )
+    count = _count([asked.tools, *(each.get("tool_calls") for each in asked.messages)])
+    if asked.about_tools and count > VALUES_MAX:
+        why, remedy = f"tools and calls have {count} values", f"send at most {VALUES_MAX}"
+        raise InvalidInput(why, field=asked.about_tools, remedy=remedy)
+    return asked
+
+
+def _count(value: Any) -> int:
+    """JSON values within one, at any depth."""
+    count, rest = 0, [value]
+    while rest:
+        each = rest.pop()
+        rest += each.values() if type(each) is dict else each if type(each) is list else ()
+        count += 1
+    return count
 
 
 def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,4 +328,8 @@ def _parameters(given: Mapping[str, Any], headers: Mapping[str, str]) -> dict[st
             name = header.replace("-", "_")
             plain = name.removeprefix(OURS)
             found[plain if plain in TRITONS else name] = _whole(value) if plain in TRITONS else value
-    return found | {name: value for name, value in given.items() if name.startswith(OURS) or name in TRITONS}
+    found |= {name: value for name, value in given.items() if name.startswith(OURS) or name in TRITONS}
+    for name, value in found.items():
+        if type(value) in (dict, list):
+            raise _wrong(name[:VALUE_CHARS_MAX], value, "has invalid type", "send a number, true, false or a string")
+    return found

@@ -86,7 +86,7 @@ class Completions:
             Unavailable: no slice tells its contract.
         """
         contract, chat = await self._contract(asked.model), bool(asked.messages)
-        api = text_api(contract, asked.model)
+        api = text_api(contract, asked)  # before its template sees messages without content
         prompt = await self._prompt(contract, asked, caller) if chat else asked.prompt
         inputs = text_inputs(contract, asked, prompt)
         id_ = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)

@@ -25,8 +25,8 @@ from dispatcher.routing.core.receipts import CARBON, ENERGY, SLICE
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.given.llm_backends import DIMENSIONS, EMBEDDING, PROMPT, TOKENS_IN, embeds
 
-JSON_BYTES: Final = 20
-"""Of one number."""
+JSON_BYTES, BASE64_BYTES = 20, 6
+"""Of one number, rounded up."""
 OPEN_BATCH: Final = 64
 """Texts of one request to a family whose text_input is of any length."""
 
@@ -69,11 +69,10 @@ class Embeddings:
 
     async def _written(self, whole: npt.NDArray[np.float32], asked: AskedVectors, line: str) -> bytes:
         raw, size = np.ascontiguousarray(whole, "<f4").tobytes(), whole.shape[1]
-        if asked.as_base64:
-            return vectors.as_base64(raw, size)
-        if whole.size * JSON_BYTES < PROCESS_BYTES:
-            return vectors.as_numbers(raw, size)
-        return await self._process(whole.size * JSON_BYTES).call(line, vectors.as_numbers, raw, size)
+        count = whole.size * (BASE64_BYTES if asked.as_base64 else JSON_BYTES)
+        if count < PROCESS_BYTES:
+            return vectors.written(raw, size, asked.as_base64)
+        return await self._process(count).call(line, vectors.written, raw, size, asked.as_base64)
 
 
 def check_embeds(contract: Contract, model: str) -> None:

@@ -47,16 +47,20 @@ BYTES_PER_TOKEN: Final = 4
 PROMPT_ESTIMATED: Final = f"prompt_tokens: {BYTES_PER_TOKEN} bytes a token"
 
 
-def text_api(contract: Contract, model: str) -> str:
-    """API of a family; raises InvalidInput if it generates no text."""
-    api = api_of(contract.config.config)
+def text_api(contract: Contract, asked: Asked) -> str:
+    """API of a family; raises InvalidInput if it generates no text, or has not the tools that are asked for."""
+    config, model = contract.config.config, asked.model
+    api = api_of(config)
     if not api:
         raise InvalidInput("generates no text", field="model", value=model, remedy="GET /v1/models names those that do")
+    if asked.about_tools and config.backend != OPENAI:
+        remedy = "ask a family of an adopted engine, or leave it out"
+        raise InvalidInput(f"{model} has no tools", field=asked.about_tools, remedy=remedy)
     return api
 
 
 def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]:
-    """Inputs of a family that generates text, by name.
+    """Inputs of a family that generates text, by name; `text_api` has allowed it.
 
     Raises:
         InvalidInput: it has no parameter that was given.
@@ -65,9 +69,6 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
     config = contract.config.config
     api, inputs = api_of(config), {tensor.name for tensor in config.input}
     adopted = config.backend == OPENAI
-    if asked.about_tools and not adopted:
-        remedy = "ask a family of an adopted engine, or leave it out"
-        raise InvalidInput(f"{asked.model} has no tools", field=asked.about_tools, remedy=remedy)
     if api == GREEDY:
         _refuse_sampling(asked, asked.sampling)
         return {"PROMPT": prompt} | ({"MAX_TOKENS": asked.max_tokens} if asked.max_tokens else {})

@@ -17,25 +17,20 @@ def cut(vectors: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
     return np.asarray(short / np.where(norms > 0, norms, 1), np.float32)
 
 
-def as_numbers(raw: bytes, size: int) -> bytes:
-    """JSON of OpenAI's `data`: one object for each vector, of so many FP32.
+def written(raw: bytes, size: int, as_base64: bool) -> bytes:
+    """JSON of OpenAI's `data`: one object for each vector, of so many FP32; in base64 its bytes.
 
     Raises:
         TrefoilError: a number is not finite, which JSON does not have.
     """
-    vectors = np.frombuffer(raw, "<f4").reshape(-1, size)
-    if not np.isfinite(vectors).all():
-        raise TrefoilError(
-            "an embedding of the model is not finite", remedy='see the model; or encoding_format "base64"'
-        )
-    return _data(vectors.tolist())
-
-
-def as_base64(raw: bytes, size: int) -> bytes:
-    """JSON of OpenAI's `data`, each vector as its bytes in base64."""
-    step = 4 * size
-    return _data([base64.b64encode(raw[at : at + step]).decode() for at in range(0, len(raw), step)])
-
-
-def _data(vectors: Sequence[object]) -> bytes:
+    vectors: Sequence[object]
+    if as_base64:
+        step = 4 * size
+        vectors = [base64.b64encode(raw[at : at + step]).decode() for at in range(0, len(raw), step)]
+    else:
+        numbers = np.frombuffer(raw, "<f4").reshape(-1, size)
+        if not np.isfinite(numbers).all():
+            remedy = 'see the model; or encoding_format "base64"'
+            raise TrefoilError("an embedding of the model is not finite", remedy=remedy)
+        vectors = numbers.tolist()
     return codec.dumps([{"object": "embedding", "index": at, "embedding": each} for at, each in enumerate(vectors)])

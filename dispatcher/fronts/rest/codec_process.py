@@ -33,7 +33,7 @@ _NO_MEMORY: Final = InvalidInput(
 )
 FUNCTIONS: Final[tuple[Callable[..., Any], ...]] = (
     codec.decode, codec.encode, chat_templates.render, bodies.read_text, generate_codec.read, generate_codec.write,
-    batch_lines.check_file, batch_lines.read_line, vectors.as_numbers,
+    batch_lines.check_file, batch_lines.read_line, vectors.written,
 )  # fmt: skip
 """What the process does; it has loaded them before its memory is bounded."""
 Ts = TypeVarTuple("Ts")

@@ -2,7 +2,9 @@
 
 import base64
 import json
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.openai import bodies, vectors
-from dispatcher.fronts.openai.engines import text_inputs, whole_calls
+from dispatcher.fronts.openai.embeddings import Embeddings
+from dispatcher.fronts.openai.engines import text_api, text_inputs, whole_calls
 from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
+from dispatcher.request.admission import Caller
 from dispatcher.request.contracts import Contract, published
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.given.llm_backends import complete_vllm
@@ -34,6 +38,11 @@ input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
   { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] }, { name: "seed" data_type: TYPE_UINT64 dims: [ 1 ] },
   { name: "return_num_output_tokens" data_type: TYPE_BOOL dims: [ 1 ] } ]
 output [ { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+EMBEDDER = """
+name: "embedder" max_batch_size: 8
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "embedding" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "m", "prompt": "hello"}
@@ -124,6 +133,8 @@ def test_a_header_that_is_no_number_is_refused_by_name(name, value):
         ({"messages": CHAT["messages"] * 1025}, "messages = 1025: are too many. Remedy: send at most 1024"),
         ({f"trefoil_{n}": 1 for n in range(300)}, "a body has 302 keys. Remedy: send at most 256"),
         ({"k" * 10_000: 1}, "^k{200}: is not a parameter"),
+        ({"trefoil_x": {}}, "trefoil_x = {}: has invalid type. Remedy: send a number"),
+        ({"trefoil_x": [[[]]]}, r"trefoil_x = \[\[\[\]\]\]: has invalid type"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(change, words):
@@ -150,7 +161,7 @@ def test_tools_are_read_for_engines_that_have_them():
     for change, field in (({"tools": [TOOL]}, "tools"), ({"messages": turns}, r"messages\[1\].tool_calls")):
         for family in FAMILIES:
             with pytest.raises(InvalidInput, match=f"^{field}: m has no tools. Remedy: ask a family of an adopted"):
-                text_inputs(family, read(CHAT | change), "")
+                text_api(family, read(CHAT | change))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +184,19 @@ def test_tools_are_read_for_engines_that_have_them():
 def test_tools_that_are_none_are_named(change, field):
     with pytest.raises(InvalidInput, match=f"^{field} = .* Remedy: "):
         read(CHAT | change)
+
+
+def test_values_within_tools_and_calls_are_bounded():
+    """Each is an object that the worker unpickles on its loop, whatever its bytes."""
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(40)}}
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(bodies.TOOLS_MAX)]
+    assert len(read({**CHAT, "tools": tools}).tools["tools"]) == bodies.TOOLS_MAX
+    many = [[]] * bodies.VALUES_MAX
+    with pytest.raises(InvalidInput, match=r"^tools: tools and calls have \d+ values. Remedy: send at most 16384"):
+        read({**CHAT, "tools": [{**TOOL, "more": many}]})
+    calls = [{**CALL, "more": {str(n): each for n, each in enumerate(many)}}]
+    with pytest.raises(InvalidInput, match=r"^messages\[0\].tool_calls: tools and calls have"):
+        read({**CHAT, "messages": [{"role": "assistant", "tool_calls": calls}]})
 
 
 def test_parts_of_calls_become_calls():
@@ -225,12 +249,28 @@ def test_vectors_are_cut_to_length_one_and_written_either_way():
     raw = np.array([[3, 4, 9], [0, 0, 1]], np.float32)
     short = vectors.cut(raw, 2)
     assert short.tolist() == pytest.approx(np.array([[0.6, 0.8], [0, 0]])), "a vector without length stays"
-    numbers = json.loads(vectors.as_numbers(raw.tobytes(), 3))
+    numbers = json.loads(vectors.written(raw.tobytes(), 3, False))
     assert numbers[1] == {"object": "embedding", "index": 1, "embedding": [0.0, 0.0, 1.0]}
-    coded = json.loads(vectors.as_base64(raw.tobytes(), 3))
+    coded = json.loads(vectors.written(raw.tobytes(), 3, True))
     assert np.frombuffer(base64.b64decode(coded[0]["embedding"]), "<f4").tolist() == [3, 4, 9]
     with pytest.raises(TrefoilError, match="not finite"):
-        vectors.as_numbers(np.array([np.inf], np.float32).tobytes(), 1)
+        vectors.written(np.array([np.inf], np.float32).tobytes(), 1, False)
+
+
+@pytest.mark.parametrize("form", bodies.ENCODINGS)
+@pytest.mark.parametrize(("size", "beside"), [(8, False), (2**16, True)])
+async def test_large_vectors_are_written_in_a_process_in_either_form(form, size, beside):
+    """Megabytes of base64 take the loop as long as numbers do."""
+    answer = pb.ModelInferResponse()
+    answer.outputs.add(name="embedding", datatype="FP32", shape=[1, size])
+    answer.raw_output_contents.append(bytes(4 * size))
+    inference, process = AsyncMock(), AsyncMock()
+    inference.answer.return_value = SimpleNamespace(data=answer.SerializeToString())
+    process.embedded.side_effect = lambda raw, size, as_base64, _line: vectors.written(raw, size, as_base64)
+    asked = read({**TEXTS, "input": "a", "encoding_format": form})
+    body, _ = await Embeddings(inference, lambda _: process).answer(contract(EMBEDDER), asked, Caller())
+    assert len(json.loads(body)["data"][0]["embedding"]) == (size if form == "float" else -(-size * 4 // 3) * 4)
+    assert process.embedded.await_count == beside
 
 
 def test_a_prompt_is_one_text():
