@@ -33,13 +33,14 @@ from dispatcher.fronts.rest.calls import (
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.jobs.core.form import Form
 from dispatcher.jobs.core.job import DEADLINE_MAX_S, ENDED, Job, JobState
+from dispatcher.jobs.core.places import Places
 from dispatcher.jobs.files import FOLDER, FileInfo, FilesFolder, FileUpload
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
 from dispatcher.jobs.service import MESSAGE_BYTES, READERS_MAX, UPLOADS_MAX, JobsAdmin
 from dispatcher.request.core.tenants import INFER, Tenant
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2
-from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, Unavailable, one_of
+from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, one_of
 from trefoil.runtime.files import disk_error
 
 BATCH, REQUEST = "batch_", "batch_req_"
@@ -66,7 +67,8 @@ class BatchApi:
         self._local, self._access, self._folder, self._jobs = local, access, folder, jobs
         self._files = FilesFolder(folder.root, folder.bounds, local.settings.jobs_keep_s)
         self._process = CodecProcess(CHECK_MEMORY_BYTES, CHECK_S, CHECKS_MAX)
-        self._uploads = self._readers = 0
+        self._uploads = Places(UPLOADS_MAX, "files are being uploaded")
+        self._readers = Places(READERS_MAX, "clients read files")
         self._ended: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {}  # batches, which change no more
 
     @property
@@ -130,17 +132,13 @@ class BatchApi:
 
     async def _upload(self, ask: HttpRequest, tenant: Tenant) -> Any:
         self._access.admit(tenant, 0)
-        if self._uploads >= UPLOADS_MAX:
-            raise Unavailable(f"{self._uploads} files are being uploaded here", remedy="try again")
-        self._uploads += 1
         body = body_of(ask)
-        try:
-            return _file_object(await self._received(ask, body, tenant), self._files)
-        except (TrefoilError, OSError):
-            await discard(body)
-            raise
-        finally:
-            self._uploads -= 1
+        with self._uploads.one(self._client(ask, tenant)):
+            try:
+                return _file_object(await self._received(ask, body, tenant), self._files)
+            except (TrefoilError, OSError):
+                await discard(body)
+                raise
 
     async def _received(self, ask: HttpRequest, body: AsyncIterator[bytes], tenant: Tenant) -> FileInfo:
         form = Form(ask.headers.get("content-type", ""))
@@ -200,10 +198,7 @@ class BatchApi:
         self._files.remove(name, tenant)
 
     async def _content(self, ask: HttpRequest, tenant: Tenant, name: str) -> None:
-        if self._readers >= READERS_MAX:
-            raise Unavailable(f"{self._readers} clients read files here", remedy="try again")
-        self._readers += 1
-        try:
+        with self._readers.one(self._client(ask, tenant)):
             size = (await on_disk(self._file, tenant.name, name))["bytes"]
             pieces = self._pieces(tenant.name, name)
             first = await anext(pieces, b"")  # a file that cannot be read is refused with a status
@@ -216,8 +211,10 @@ class BatchApi:
             except OSError as error:
                 raise ClientDisconnected from error  # the connection is closed before its last byte
             await _send(ask, b"", more=False)
-        finally:
-            self._readers -= 1
+
+    def _client(self, ask: HttpRequest, tenant: Tenant) -> str:
+        """Tenant or host that a request counts for."""
+        return ask.caller(self._access, tenant).flow[0]
 
     async def _pieces(self, tenant: str, name: str) -> AsyncIterator[bytes]:
         """Bytes of a file. Raises OSError."""
@@ -243,9 +240,8 @@ class BatchApi:
         given = _read_batch(body)
         info = await on_disk(self._files.get, given["input_file_id"], tenant.name)
         path, line_bytes = self._files.path(info), self._line_bytes_max()
-        line = ask.caller(self._access, tenant).flow[0]
-        items_max = self._folder.bounds.items_max
-        checked = await self._process.call(line, check_file, str(path), given["endpoint"], items_max, line_bytes)
+        items_max, client = self._folder.bounds.items_max, self._client(ask, tenant)
+        checked = await self._process.call(client, check_file, str(path), given["endpoint"], items_max, line_bytes)
         window_s = 3600.0 * int(given["completion_window"].removesuffix("h"))
         job = Job(
             BATCH + uuid.uuid4().hex[:24], checked.model, self._jobs.calendar_s() + window_s, tenant.name,

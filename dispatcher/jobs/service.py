@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
 from dispatcher.jobs.core.journal import ZoneSum
+from dispatcher.jobs.core.places import Places
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
 from dispatcher.jobs.job_run import unfit
 from dispatcher.jobs.owner import JobsOwner
@@ -54,20 +55,17 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         self._only_own = only_own
         self._local, self._contracts, self._folder, self._owner = local, contracts, folder, owner
         self._tenants = tenants
-        self._uploads = self._readers = 0
+        self._uploads = Places(UPLOADS_MAX, "jobs are being submitted")
+        self._readers = Places(READERS_MAX, "clients read results")
 
     async def Submit(self, request_iterator: Any, context: Any) -> Any:
         """Store a job with its items."""
-        if self._uploads >= UPLOADS_MAX:
-            raise Unavailable(f"{self._uploads} jobs are being submitted here", remedy="try again")
-        self._uploads += 1
-        try:
-            tenant = self._only_own(context.invocation_metadata())
-            return jobs_pb2.SubmitResponse(status=await self._submit(request_iterator, tenant))
-        except OSError as error:
-            raise self._refused(error, "nothing of the job was kept") from error
-        finally:
-            self._uploads -= 1
+        tenant = self._only_own(context.invocation_metadata())
+        with self._uploads.one(tenant):
+            try:
+                return jobs_pb2.SubmitResponse(status=await self._submit(request_iterator, tenant))
+            except OSError as error:
+                raise self._refused(error, "nothing of the job was kept") from error
 
     async def _submit(self, messages: AsyncIterator[Any], tenant: str) -> Any:
         messages = self._messages(messages)
@@ -188,16 +186,12 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     async def GetResults(self, request: Any, context: Any) -> None:
         """Results in the order of items, each once."""
         await self._permit(request.id, context)
-        if self._readers >= READERS_MAX:
-            raise Unavailable(f"{self._readers} clients read results here", remedy="try again")
-        self._readers += 1
-        try:
-            unread = await self._send_results(request, context)
-        except OSError as error:
-            so = "ask again from the item after the last one that came"
-            raise disk_error(self._folder.root / request.id, error, "read", so) from error
-        finally:
-            self._readers -= 1
+        with self._readers.one(self._only_own(context.invocation_metadata())):
+            try:
+                unread = await self._send_results(request, context)
+            except OSError as error:
+                so = "ask again from the item after the last one that came"
+                raise disk_error(self._folder.root / request.id, error, "read", so) from error
         await _end_unread(unread, "ask again from the next item")
 
     async def _send_results(self, request: Any, context: Any) -> Any:

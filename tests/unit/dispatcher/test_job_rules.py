@@ -1,11 +1,13 @@
 """What a job may be, and when a batch of it may take an idle slice."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dispatcher.jobs.core.job import DEADLINE_MAX_S, Job, Rate, World, check_items, check_job
+from dispatcher.jobs.core.places import Places
 from dispatcher.jobs.core.reserve import (
     P95_GROWTH,
     SHARE_MAX,
@@ -16,7 +18,7 @@ from dispatcher.jobs.core.reserve import (
     expected_delayed,
 )
 from dispatcher.jobs.core.turns import JobTurns
-from trefoil.core.errors import InvalidInput, NotFound
+from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 from trefoil.core.latency import build_histogram
 
 WORLD = World(1000.0, {"digits", "words"}, {"DE", "GB"}, {"blue", "red"}, 0.97)
@@ -225,3 +227,19 @@ def test_short_batches_may_be_more():
     shares = [allowed_share(latency, batch_ms) for batch_ms in (1.0, 20.0, 60.0)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == SHARE_MAX
+
+
+def test_one_client_has_at_most_half_of_the_places_and_an_operator_all():
+    places, held = Places(4, "files are uploaded"), ExitStack()
+    with held:
+        for _ in range(2):
+            held.enter_context(places.one("t"))
+        with pytest.raises(Unavailable, match=r"2 files are uploaded here for t, at most half\. Remedy: let one"):
+            held.enter_context(places.one("t"))
+        for client in ("u", ""):
+            held.enter_context(places.one(client))
+        with pytest.raises(Unavailable, match=r"4 files are uploaded here\. Remedy: try again"):
+            held.enter_context(places.one(""))
+    with places.one(""), places.one(""), places.one(""), places.one("t"):
+        assert places._taken == {"": 3, "t": 1}
+    assert not places._taken
