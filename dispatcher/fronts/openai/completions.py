@@ -14,7 +14,7 @@ from dispatcher.fronts.openai import batch_lines, bodies
 from dispatcher.fronts.openai.bodies import Asked, AskedVectors
 from dispatcher.fronts.openai.chat_templates import render
 from dispatcher.fronts.openai.embeddings import Embeddings
-from dispatcher.fronts.openai.engines import TextAnswer, text_api, text_inputs, whole_calls
+from dispatcher.fronts.openai.engines import TextAnswer, check_tools, text_api, text_inputs, whole_calls
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import HttpError, HttpReply, refusal
 from dispatcher.fronts.rest.codec_process import PROCESS_TEXT_BYTES, CodecProcess
@@ -86,7 +86,8 @@ class Completions:
             Unavailable: no slice tells its contract.
         """
         contract, chat = await self._contract(asked.model), bool(asked.messages)
-        api = text_api(contract, asked)  # before its template sees messages without content
+        api = text_api(contract, asked.model)
+        check_tools(contract, asked)
         prompt = await self._prompt(contract, asked, caller) if chat else asked.prompt
         inputs = text_inputs(contract, asked, prompt)
         id_ = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)

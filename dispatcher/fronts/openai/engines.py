@@ -47,20 +47,24 @@ BYTES_PER_TOKEN: Final = 4
 PROMPT_ESTIMATED: Final = f"prompt_tokens: {BYTES_PER_TOKEN} bytes a token"
 
 
-def text_api(contract: Contract, asked: Asked) -> str:
-    """API of a family; raises InvalidInput if it generates no text, or has not the tools that are asked for."""
-    config, model = contract.config.config, asked.model
-    api = api_of(config)
+def text_api(contract: Contract, model: str) -> str:
+    """API of a family; raises InvalidInput if it generates no text."""
+    api = api_of(contract.config.config)
     if not api:
         raise InvalidInput("generates no text", field="model", value=model, remedy="GET /v1/models names those that do")
-    if asked.about_tools and config.backend != OPENAI:
-        remedy = "ask a family of an adopted engine, or leave it out"
-        raise InvalidInput(f"{model} has no tools", field=asked.about_tools, remedy=remedy)
     return api
 
 
+def check_tools(contract: Contract, asked: Asked) -> None:
+    """Check, before a chat template sees messages without content, that a family has the tools that are asked for.
+    Raises InvalidInput."""
+    if asked.about_tools and contract.config.config.backend != OPENAI:
+        remedy = "ask a family of an adopted engine, or leave it out"
+        raise InvalidInput(f"{asked.model} has no tools", field=asked.about_tools, remedy=remedy)
+
+
 def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]:
-    """Inputs of a family that generates text, by name; `text_api` has allowed it.
+    """Inputs of a family that generates text, by name, once `check_tools` has allowed it.
 
     Raises:
         InvalidInput: it has no parameter that was given.

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.openai import bodies, vectors
 from dispatcher.fronts.openai.embeddings import Embeddings
-from dispatcher.fronts.openai.engines import text_api, text_inputs, whole_calls
+from dispatcher.fronts.openai.engines import check_tools, text_inputs, whole_calls
 from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
 from dispatcher.request.admission import Caller
 from dispatcher.request.contracts import Contract, published
@@ -161,7 +161,7 @@ def test_tools_are_read_for_engines_that_have_them():
     for change, field in (({"tools": [TOOL]}, "tools"), ({"messages": turns}, r"messages\[1\].tool_calls")):
         for family in FAMILIES:
             with pytest.raises(InvalidInput, match=f"^{field}: m has no tools. Remedy: ask a family of an adopted"):
-                text_api(family, read(CHAT | change))
+                check_tools(family, read(CHAT | change))
 
 
 @pytest.mark.parametrize(
