@@ -324,8 +324,8 @@ class ServerCall:
         try:
             return deserialize(data) if deserialize is not None else data
         except DecodeError as error:
-            why = f"these {len(data)} bytes are no message of {self._path()} ({error}). Remedy: send the type it takes"
-            raise FramingError("INVALID_ARGUMENT", why) from error
+            why = f"these {len(data)} bytes are not a message of {self._path()} ({error})"
+            raise FramingError("INVALID_ARGUMENT", f"{why}. Remedy: send the type that it takes") from error
 
     async def _inflated(self, message: framing.Compressed) -> bytes:
         bytes_max = self._connection.bounds.message_bytes_max

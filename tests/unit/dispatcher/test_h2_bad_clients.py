@@ -61,7 +61,7 @@ WRONG = {
     "a stream with a first byte that is none": ({"method": "Each", "data": framed(b"", 2)}, INTERNAL, "first byte"),
     "a stream compressed without an encoding": ({"method": "Each", "data": framed(b"", 1)}, INTERNAL, "names no"),
     "a stream with a message too large": ({"method": "Each", "data": framed(bytes(99_999))}, EXHAUSTED, "larger"),
-    "bytes of no type": ({"method": "Typed", "data": framed(b"\xff")}, "INVALID_ARGUMENT", "1 bytes are no message of"),
+    "bytes of no type": ({"method": "Typed", "data": framed(b"\xff")}, "INVALID_ARGUMENT", "1 bytes are not a"),
     "a stream of no type": ({"method": "TypedStream", "data": framed(b"\n\5x")}, "INVALID_ARGUMENT", "Remedy: send"),
     "a stream of an unknown encoding": ({"method": "Each", "grpc_encoding": "br"}, "UNIMPLEMENTED", "'br'"),
     "a stream with a timeout that is none": ({"method": "Each", "grpc_timeout": "1y"}, INTERNAL, "grpc-timeout is"),
