@@ -22,7 +22,12 @@ README_WORDS_MAX: Final = 600
 DOCS_WORDS_MAX: Final = 60_000  # as `wc -w` counts them
 OF_PAPERS: Final = {"carbondis", "clover", "infadapter", "muserve", "wattwiser"}
 PAGES: Final = [
-    *sorted(str(path.relative_to(ROOT)) for folder in ("docs", "benchmarks") for path in (ROOT / folder).rglob("*.md")),
+    *sorted(
+        str(path.relative_to(ROOT))
+        for folder in ("docs", "benchmarks")
+        for path in (ROOT / folder).rglob("*.md")
+        if "node_modules" not in path.parts
+    ),
     "CONTRIBUTING.md",
 ]
 

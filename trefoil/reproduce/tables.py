@@ -316,7 +316,10 @@ def carbondis_tables(found: Mapping[str, Any]) -> dict[str, str]:
     if found["turned"]:
         policies = list(dict.fromkeys(p for by in found["turned"].values() for p in by))
         cases = [
-            [case, *(f"{by[p]['below_highperf_pct']:.1f} / {by[p]['jobs_over']}" if p in by else "" for p in policies)]
+            [
+                case.replace("as it is", "nothing turned"),
+                *(f"{by[p]['below_highperf_pct']:.1f} / {by[p]['jobs_over']}" if p in by else "" for p in policies),
+            ]
             for case, by in found["turned"].items()
         ]
         tables["turned"] = markdown(["below HIGHPERF, % / jobs over the SLA", *policies], cases)
