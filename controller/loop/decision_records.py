@@ -18,6 +18,7 @@ import structlog
 
 from controller.loop.core.decision import ADVISED, NEW, Verdict, ask_planner, run_planner
 from controller.loop.core.ports import TakenDecision
+from controller.loop.planner_runner import UNREADABLE
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
@@ -194,7 +195,11 @@ def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -
         return Replayed(record.id, record.trigger, True, recorded, "", why)
     live, memory = as_live_planner(planner), record.versions.get("memory")
     if live is not None and memory:
-        live.recall(json.loads(memory))
+        try:
+            live.recall(json.loads(memory))
+        except UNREADABLE as error:
+            remedy = "replay it with the version that wrote it"
+            raise errors.InvalidInput(str(error), field="versions.memory", value=memory, remedy=remedy) from error
     call = ask_planner if record.versions.get("call") == "ask" else run_planner
     step = call(codec.from_json(PlanView, record.view_json), planner, record.seed)
     again = step.plan.content_digest if step.plan else ""

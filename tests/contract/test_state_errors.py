@@ -547,3 +547,10 @@ async def test_an_agent_goes_on_from_no_sample_that_continues_none(seq: int) -> 
     lie = replace(last, seq=seq, starts_at_s=last.ends_at_s - 30.0, mark_j=0.0, origin="nobody")
     agent.server.append(agent.state.keys.energy("node0"), {b"d": codec.encode(lie)}, 1000)
     assert await agent.publisher.newest() == {"node0/gpu0": agent.ring[-1]}
+
+
+@pytest.mark.parametrize(
+    ("data", "epoch"), [(b"12", 12), (b"-1", 0), (b"", 0), (b"10000000000000", 0), (5000 * b"1", 0)]
+)
+def test_an_epoch_that_cannot_be_is_none(data, epoch):
+    assert state_errors.parse_epoch(data) == epoch

@@ -13,6 +13,7 @@ from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.objective import Objective, TokenSlo
 
+NUMBER_DIGITS: Final = 18  # of a number in a decision's id; a longer one is none
 SCALARS: Final = frozenset({str, float, int, bool, type(None)})
 
 
@@ -267,4 +268,4 @@ class DecisionRecord:
 
 def decision_order(name: str) -> tuple[int, ...]:
     """Order of a decision's id, `<epoch>.<number>`."""
-    return tuple(int(part) if part.isdigit() else 0 for part in name.split("."))
+    return tuple(int(part) if part.isdecimal() and len(part) <= NUMBER_DIGITS else 0 for part in name.split("."))

@@ -43,6 +43,7 @@ CONNECTION_CALLS_MAX: Final = 4096
 STREAMS_MAX: Final = 100
 """Streams of answers that one server has open at once: each gets every change, whether its client reads or not."""
 ERROR_TRAILER: Final = "trefoil-error"
+PORT: Final = re.compile("[0-9]{1,5}")
 NEVER_S: Final = 86_400.0  # a grace of gRPC's own, which RpcServer.stop ends long before
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 
@@ -218,7 +219,7 @@ def check_port(address: str) -> None:
 def split_address(address: str) -> tuple[str, int]:
     """Split an address: ("127.0.0.1", 8001) of "127.0.0.1:8001"; IPv6 hosts stand in brackets."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not PORT.fullmatch(port) or int(port) > 65535:
         raise errors.SettingError("not host:port", field="address", value=address, remedy="write e.g. 127.0.0.1:8101")
     return host.strip("[]"), int(port)
 

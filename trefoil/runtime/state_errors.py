@@ -107,7 +107,8 @@ def decode_value(keys: Keys, key: str, cls: type, data: bytes) -> Any:
 
 def parse_epoch(data: bytes) -> int:
     """Parse the value of an epoch's key; 0 for an impossible one."""
-    return int(data) if data.isdigit() and int(data) <= EPOCH_MAX else 0
+    digits = len(data) <= len(str(EPOCH_MAX)) and data.isdigit()
+    return int(data) if digits and int(data) <= EPOCH_MAX else 0
 
 
 def parse_sum(name: str, text: str) -> float | None:

@@ -26,6 +26,7 @@ from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import CPUS, find_slice_type, profile_type
+from trefoil.core.errors import NotFound
 from trefoil.core.fleet import (
     SERVING,
     DeviceState,
@@ -153,10 +154,13 @@ def _faster(
 def _fits(catalog: Catalog, kind: DeviceType, old: PlannedSlice, new: PlannedSlice) -> bool:
     """Whether a slice can swap in place: memory for old and new at once, and no sequences that would break."""
     kept = {(h.family, h.variant) for h in new.hosted}
-    if any(catalog.family(h.family).sequence for h in old.hosted if (h.family, h.variant) not in kept):
-        return False
     shape = find_slice_type(kind, old.key.slice_type)
-    both = {(h.model, h.variant): memory_mib(catalog, h) for part in (old, new) for h in part.hosted}
+    try:
+        if any(catalog.family(h.family).sequence for h in old.hosted if (h.family, h.variant) not in kept):
+            return False
+        both = {(h.model, h.variant): memory_mib(catalog, h) for part in (old, new) for h in part.hosted}
+    except NotFound:  # an agent reports what the repository has lost, or never had
+        return False
     return shape is not None and CONTEXT_MIB + sum(both.values()) <= shape.memory_mib
 
 
@@ -271,8 +275,8 @@ def _made_up_for(view: PlanView, objective: Objective, before: float, lowest: fl
 
 
 def _accuracy(catalog: Catalog, route: Route) -> float:
-    """Mean accuracy of a route's shares; 1.0 of one that leads nowhere."""
-    known = {variant.name: variant.accuracy for variant in catalog.family(route.family).variants}
+    """Mean accuracy of a route's shares; 1.0 of one that leads nowhere, or to a family that the catalogue has lost."""
+    known = {v.name: v.accuracy for family in catalog.families if family.name == route.family for v in family.variants}
     live = [(t.weight, known[t.variant]) for t in route.targets if not t.draining and t.variant in known]
     total = sum(weight for weight, _ in live)
     return sum(weight * accuracy for weight, accuracy in live) / total if total > 0 else 1.0

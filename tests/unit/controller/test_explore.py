@@ -22,6 +22,7 @@ from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.errors import InvalidInput
 from trefoil.core.latency import build_histogram
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState
 from trefoil.runtime import codec
@@ -286,6 +287,10 @@ async def test_every_step_replays_from_its_record(bench: Bench) -> None:
     assert [replay(r, Remembers(FIRST, SECOND)).equal for r in bench.records] == [True] * 3
     without = replace(bench.records[1], versions={k: v for k, v in bench.records[1].versions.items() if k != "memory"})
     assert not replay(without, Remembers(FIRST, SECOND)).equal, "what was told before decides"
+    for memory in ("{", "[1]"):
+        torn = replace(bench.records[1], versions={**bench.records[1].versions, "memory": memory})
+        with pytest.raises(InvalidInput, match="versions.memory"):
+            replay(torn, Remembers(FIRST, SECOND))
 
 
 async def test_a_plan_that_is_not_legal_is_refused_told_and_never_deployed(bench: Bench) -> None:

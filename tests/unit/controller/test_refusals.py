@@ -135,3 +135,28 @@ def test_only_what_the_driver_does_not_make_counts_and_no_broken_model():
     )
     seen = with_devices(fleet(1), slices=parts)
     assert {key.start for key in unmakeable(seen, [part.key for part in parts])} == {0, 2}
+
+
+@pytest.mark.parametrize("name", ["exact", "base"])
+def test_what_a_slice_serves_and_the_repository_has_not_stops_no_plan(name):
+    """An agent goes on reporting a family that was taken out of the repository while the controller was away."""
+    planner, seen = planner_of("", policy(name)), view(rate=5.0, devices=fleet(2))
+    plan = planner.plan(seen, np.random.default_rng(1)).plan
+    foreign = {
+        device.device: tuple(
+            SliceStatus(part.key, state=SliceState.READY, hosted=(replace(part.hosted[0], family="gone", variant="v"),))
+            for part in device.slices
+        )
+        for node in plan.nodes
+        for device in node.devices
+    }
+    nodes = tuple(
+        replace(node, devices=tuple(replace(d, slices=foreign[d.device]) for d in node.devices))
+        for node in seen.fleet.nodes
+    )
+    gone = replace(plan.routes[0], family="gone")
+    for current in (None, replace(plan, routes=(*plan.routes, gone))):
+        one = replace(seen, fleet=FleetState(nodes), current=current)
+        found = planner.plan(one, np.random.default_rng(1))
+        assert found.plan is not None
+        assert found.plan.hosted_families == {"digits"}

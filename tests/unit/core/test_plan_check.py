@@ -14,7 +14,7 @@ from trefoil.core.device_types import A100_40GB, placements
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, Hosted
 from trefoil.core.objective import Objective
-from trefoil.core.plan import Expected, Plan, PlannedSlice, RouteTarget
+from trefoil.core.plan import Expected, Plan, PlannedSlice, RouteTarget, decision_order
 from trefoil.core.plan_check import check, sealed
 
 
@@ -127,3 +127,10 @@ def test_digest_ignores_revision_order_and_reason_but_not_content():
     node = sealed(one.nodes[0], Revision(2, 5, 1))
     assert node.digest == other.nodes[0].content_digest
     assert node.revision == Revision(2, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [("3.10", (3, 10)), ("1.²", (1, 0)), ("1." + 5000 * "1", (1, 0)), ("", (0,))]
+)
+def test_a_decision_s_id_that_is_none_has_an_order(name, order):
+    assert decision_order(name) == order

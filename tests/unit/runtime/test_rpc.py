@@ -341,7 +341,10 @@ async def test_tls_and_token():
     await server.stop(0)
 
 
-@pytest.mark.parametrize("address", ["8000", "localhost:", ":80", "localhost:http", "localhost:70000"])
+@pytest.mark.parametrize(
+    "address",
+    ["8000", "localhost:", ":80", "localhost:http", "localhost:70000", "localhost:²", "localhost:" + 5000 * "1"],
+)
 def test_malformed_addresses_are_named(address):
     with pytest.raises(errors.SettingError, match="not host:port"):
         rpc.split_address(address)
