@@ -289,7 +289,7 @@ async def test_every_step_replays_from_its_record(bench: Bench) -> None:
     assert not replay(without, Remembers(FIRST, SECOND)).equal, "what was told before decides"
     for memory in ("{", "[1]"):
         torn = replace(bench.records[1], versions={**bench.records[1].versions, "memory": memory})
-        with pytest.raises(InvalidInput, match="versions.memory"):
+        with pytest.raises(InvalidInput, match=r"versions\.memory"):
             replay(torn, Remembers(FIRST, SECOND))
 
 

@@ -343,7 +343,15 @@ async def test_tls_and_token():
 
 @pytest.mark.parametrize(
     "address",
-    ["8000", "localhost:", ":80", "localhost:http", "localhost:70000", "localhost:²", "localhost:" + 5000 * "1"],
+    [
+        "8000",
+        "localhost:",
+        ":80",
+        "localhost:http",
+        "localhost:70000",
+        "localhost:²",
+        pytest.param("localhost:" + 5000 * "1", id="long"),
+    ],
 )
 def test_malformed_addresses_are_named(address):
     with pytest.raises(errors.SettingError, match="not host:port"):
