@@ -155,6 +155,6 @@ def test_a_governor_that_cannot_go_higher_has_the_controller_plan_for_more():
         shell = governed(1.0, **chosen, control=told, rate_per_s=rate)
         assert result(shell).summary.causes.keys() == causes
     assert shell.core.slo_margin.by_family["digits"] > 0
-    before, after = (plan.expected["digits"].capacity_per_s for plan in shell.core.plans)
+    before, *_, after = (plan.expected["digits"].capacity_per_s for plan in shell.core.plans)  # in one step or more
     assert 30.0 <= before < after
     assert after >= 30.0 * (1 + shell.core.slo_margin.step)

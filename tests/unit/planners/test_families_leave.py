@@ -8,14 +8,14 @@ from controller.planners.exact.planner import ExactPlanner
 from controller.planners.planning_input import read_view
 from tests.support.planning import applied, fleet
 from tests.support.planning import view as planning_view
-from tests.unit.controller.test_out_of_service import CATALOG, OBJECTIVE
+from tests.unit.controller.views import DIGITS_OBJECTIVE, SHIPPED
 
 
 def test_slices_of_a_family_that_is_stopped_are_not_kept():
-    begun = planning_view(rate=20.0, catalog=CATALOG, devices=fleet(2), wanted=(OBJECTIVE,))
+    begun = planning_view(rate=20.0, catalog=SHIPPED, devices=fleet(2), wanted=(DIGITS_OBJECTIVE,))
     plan = ExactPlanner().plan(begun, np.random.default_rng(1)).plan
     assert plan is not None
-    other = replace(OBJECTIVE, family="resnets", slo_ms=500.0, min_accuracy=0.0, hard_min_accuracy=0.0)
+    other = replace(DIGITS_OBJECTIVE, family="resnets", slo_ms=500.0, min_accuracy=0.0, hard_min_accuracy=0.0)
     runs = replace(begun, fleet=applied(plan, begun.fleet), current=plan)
     assert any(d.running for d in read_view(runs, 1.0).devices)
     left = replace(runs, objectives=(other,))
