@@ -3,9 +3,9 @@
 `trefoil up` in a separate folder, load that rises and falls while carbon changes, and a real Prometheus that scrapes
 it and Redis' exporter by deploy/prometheus/prometheus.yml (addresses instead of names, nothing else is changed). Then
 every expression of every panel, every recording rule and every alert has to have a finite value, no alert may fire, and
-each dashboard is drawn in a headless Chromium by Grafana's own panel components (benchmarks/render), since Grafana's
-server comes from no package registry: no panel may be empty. Pictures go to out/dashboards, with --pictures also to
-docs/images. Prints what it found; exit code 1 where something does not hold. Needs prometheus,
+each dashboard is drawn in a headless Chromium by Grafana's own panel components (benchmarks/render), wide and as on a
+phone, since Grafana's server comes from no package registry: no panel may be empty. Pictures go to out/dashboards, with
+--pictures also to docs/images. Prints what it found; exit code 1 where something does not hold. Needs prometheus,
 prometheus-redis-exporter, chromium, node and npm.
 """
 
@@ -44,6 +44,7 @@ IMAGES: Final = CHECKOUT / "docs" / "images"
 EXPORTER: Final = "prometheus-redis-exporter"
 NEEDED: Final = {"prometheus": "prometheus", "chromium": "chromium", "node": "nodejs", "npm": "npm", EXPORTER: EXPORTER}
 STEP_S: Final = 10
+WIDTHS_PX: Final = {".png": 1616, "-400.png": 400}  # of the window, by ending of a picture's name
 COMPARED: Final = re.compile(r" (==|!=|>=|<=|>|<) ")
 FAMILY: Final = "digits"
 NOT_HERE: Final = {
@@ -87,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     OUT.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="dashboards-") as scratch:
         wrong = measure(Path(scratch), given.minutes, given.port_offset)
-    wrong += draw()
+    for ending, width_px in WIDTHS_PX.items():
+        wrong += draw(ending, width_px)
     for line in wrong:
         print(f"WRONG: {line}")
     if given.pictures and not wrong:
@@ -291,21 +293,20 @@ def is_finite(answer: Answer) -> bool:
     return bool(answer) and all(isfinite(float(value)) for value in values(answer))
 
 
-def draw() -> list[str]:
-    """Draw what is in OUT; what is empty in the pictures."""
-    data = sorted(OUT.glob("*.json"))
-    pairs = [str(path) for file in data for path in (file, file.with_suffix(".png"))]
-    argv = ["node", str(RENDER / "draw.mjs"), shutil.which("chromium") or "", *pairs]
+def draw(ending: str, width_px: int) -> list[str]:
+    """Draw what is in OUT in a window of this width, to *ENDING; what is empty in the pictures."""
+    pictures = {file: file.with_name(f"{file.stem}{ending}") for file in sorted(OUT.glob("*.json"))}
+    pairs = [str(path) for pair in pictures.items() for path in pair]
+    argv = ["node", str(RENDER / "draw.mjs"), shutil.which("chromium") or "", str(width_px), *pairs]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
     wrong = []
     for file, panels in json.loads(done.stdout).items():
-        name = Path(file).stem
+        picture = pictures[Path(file)]
         for panel in panels:
             words = panel["words"].replace(panel["title"], "", 1).strip()
             if panel["drawn"] == 0 or not words or "No data" in words:
-                wrong.append(f"{name}, {panel['title']}: the picture is empty")
-        size = Path(file).with_suffix(".png").stat().st_size
-        print(f"{name}.png: {len(panels)} panels, {size // 1024} KiB")
+                wrong.append(f"{picture.name}, {panel['title']}: the picture is empty")
+        print(f"{picture.name}: {len(panels)} panels, {picture.stat().st_size // 1024} KiB")
     return wrong
 
 

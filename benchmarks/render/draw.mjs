@@ -1,4 +1,5 @@
-// node draw.mjs CHROMIUM DATA.json PICTURE.png [DATA.json PICTURE.png ...]: a picture of each dashboard. Prints, as JSON, what each panel shows.
+// node draw.mjs CHROMIUM WIDTH DATA.json PICTURE.png [DATA.json PICTURE.png ...]: a picture of each dashboard in a window of
+// so many pixels. Prints, as JSON, what each panel shows.
 import { readFileSync, rmSync, mkdtempSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -6,7 +7,7 @@ import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 import puppeteer from 'puppeteer-core';
 
-const [chromium, ...pairs] = process.argv.slice(2);
+const [chromium, width, ...pairs] = process.argv.slice(2);
 const here = dirname(fileURLToPath(import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'dashboards-'));
 // Grafana's .mjs files import these by their default, which for such files would be the module itself.
@@ -34,7 +35,7 @@ try {
     const page = await browser.newPage();
     page.on('pageerror', (error) => console.error(`${pairs[i]}: ${error.stack ?? error}`));
     page.setDefaultTimeout(300_000);
-    await page.setViewport({ width: 1616, height: 1000 });
+    await page.setViewport({ width: Number(width), height: 1000 });
     await page.goto(`file://${join(folder, 'page.html')}`);
     await page.evaluate((data) => window.draw(data), JSON.parse(readFileSync(pairs[i], 'utf8')));
     await (await page.$('#board')).screenshot({ path: pairs[i + 1] });

@@ -13,7 +13,7 @@ import {
   BigValue, GlobalStyles, PanelChrome, Table, TimeSeries, VizRepeater,
 } from '@grafana/ui';
 
-const COLUMN = 66, ROW = 34, GAP = 8, PADDING = 16;
+const COLUMN = 66, ROW = 34, GAP = 8, PADDING = 16, NARROW = 769; // below NARROW pixels Grafana puts panels under one another
 const theme = createTheme({ colors: { mode: 'light' } });
 const replaceVariables = (text) => text;
 const CUSTOM = ['drawStyle', 'lineWidth', 'fillOpacity', 'lineInterpolation', 'lineStyle', 'showPoints', 'spanNulls', 'stacking', 'axisSoftMin', 'axisSoftMax'];
@@ -96,26 +96,34 @@ function Content({ panel, frames, range, width, height }) {
   );
 }
 
+function places(panels) {
+  if (window.innerWidth >= NARROW) {
+    const placed = panels.map(({ gridPos: at }) => ({ left: at.x * COLUMN, top: at.y * ROW, width: at.w * COLUMN - GAP, height: at.h * ROW - GAP }));
+    return { placed, columns: 24 * COLUMN };
+  }
+  const columns = window.innerWidth - 2 * PADDING;
+  const rows = panels.map(({ gridPos: at }) => at.h);
+  const placed = rows.map((h, i) => ({ left: 0, top: ROW * rows.slice(0, i).reduce((a, b) => a + b, 0), width: columns, height: h * ROW - GAP }));
+  return { placed, columns };
+}
+
 function Board({ dashboard, frames, range }) {
-  const bottom = Math.max(...dashboard.panels.map(({ gridPos: at }) => at.y + at.h));
+  const { placed, columns } = places(dashboard.panels);
+  const bottom = Math.max(...placed.map((at) => at.top + at.height)) + GAP;
   return (
     <ThemeContext.Provider value={theme}>
       <GlobalStyles />
-      <div style={{ width: 24 * COLUMN + 2 * PADDING, background: theme.colors.background.canvas, padding: PADDING }}>
+      <div style={{ width: columns + 2 * PADDING, boxSizing: 'border-box', background: theme.colors.background.canvas, padding: PADDING }}>
         <div style={{ fontSize: 20, fontWeight: 500, marginBottom: 2 }}>{dashboard.title}</div>
         <div style={{ color: theme.colors.text.secondary, marginBottom: 10 }}>{dashboard.description}</div>
-        <div style={{ position: 'relative', height: bottom * ROW }}>
-          {dashboard.panels.map((panel) => {
-            const at = panel.gridPos;
-            const width = at.w * COLUMN - GAP, height = at.h * ROW - GAP;
-            return (
-              <div key={panel.id} data-panel={panel.title} style={{ position: 'absolute', left: at.x * COLUMN, top: at.y * ROW, width, height }}>
-                <PanelChrome title={panel.title} width={width} height={height}>
-                  {(inner, outer) => <Content panel={panel} frames={frames[panel.id]} range={range} width={inner} height={outer} />}
-                </PanelChrome>
-              </div>
-            );
-          })}
+        <div style={{ position: 'relative', height: bottom }}>
+          {dashboard.panels.map((panel, i) => (
+            <div key={panel.id} data-panel={panel.title} style={{ position: 'absolute', ...placed[i] }}>
+              <PanelChrome title={panel.title} width={placed[i].width} height={placed[i].height}>
+                {(inner, outer) => <Content panel={panel} frames={frames[panel.id]} range={range} width={inner} height={outer} />}
+              </PanelChrome>
+            </div>
+          ))}
         </div>
       </div>
     </ThemeContext.Provider>

@@ -23,7 +23,7 @@ def test_simulate_writes_a_page_that_says_simulated_and_what_was_missed(
     for part in (
         "2 × A100-SXM4-40GB",
         "Simulated.",
-        "simulated hours",
+        "Over time, simulated",
         "result.json",
         "Decisions, and why",
         "requests/s",

@@ -266,11 +266,11 @@ async def test_large_vectors_are_written_in_a_process_in_either_form(form, size,
     answer.raw_output_contents.append(bytes(4 * size))
     inference, process = AsyncMock(), AsyncMock()
     inference.answer.return_value = SimpleNamespace(data=answer.SerializeToString())
-    process.embedded.side_effect = lambda raw, size, as_base64, _line: vectors.written(raw, size, as_base64)
+    process.call.side_effect = lambda _line, function, *given: function(*given)
     asked = read({**TEXTS, "input": "a", "encoding_format": form})
     body, _ = await Embeddings(inference, lambda _: process).answer(contract(EMBEDDER), asked, Caller())
     assert len(json.loads(body)["data"][0]["embedding"]) == (size if form == "float" else -(-size * 4 // 3) * 4)
-    assert process.embedded.await_count == beside
+    assert process.call.await_count == beside
 
 
 def test_a_prompt_is_one_text():

@@ -214,7 +214,7 @@ async def test_a_slice_is_metered_whose_family_the_repository_has_lost(bench):
     part = bench.node.new_slice(SliceKey(CPU, "quota:0.5", 0, 5), 3, SliceState.READY)
     part.running, part.incarnation, part.hosted = True, "one", (Hosted("gone", "s", 2),)
     for requests in (0, 0, 10):
-        part.record_counters((VersionCounters("gone", 2, requests, 0, requests, 0, requests * 1_000_000),), 1e9)
+        part.record_counters((VersionCounters("gone", 2, requests, 0, requests, requests * 1_000_000),), 1e9)
         samples = await bench.read()
     done = [(one.family, one.variant, one.requests) for one in samples[CPU].slices[0].hosted]
     assert done == [("gone", "version-2", 10)]
