@@ -1,6 +1,6 @@
 """Archive of forecasts as they were issued, ours and providers' alike, scored against what is known.
 
-Data: forecast f issued at t with bands [s, e); its actual is the history's mean over it, as it is known now.
+Data: forecast f issued at t with bands [s, e). A band's actual is the mean of the present history over it.
 Formulation: lead of a band = the steps of `lead_s` from t to its start, rounded up, at least 1. Per lead: MAE, bias and
 MAPE of the 50 % line, and the share of actuals inside the 10..90 % band (`carbon_feed.forecast.scores`).
 Bands from a provider's own errors: 10 and 90 % quantile per lead of actual - forecast over its archived forecasts. Its

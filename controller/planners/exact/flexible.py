@@ -1,4 +1,4 @@
-"""Room for jobs: a view whose load fills the GPUs that are to be awake for them, and its solution at the load that is.
+"""Room for jobs: a view whose load fills the GPUs that jobs keep awake, and its solution at the load of requests.
 
 Source: ours. Data: a view, its plan for requests alone. Result: the view with more demand.
 Formulation: a GPU that is woken for jobs draws its idle power however little of it is cut into slices. So families
@@ -37,8 +37,8 @@ def awake_devices(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobsRoom:
-    """Room that jobs need beyond a plan for requests alone. `lacking`: GPUs to fill, by family; `woken`: those of them
-    that are to wake."""
+    """Room that jobs need beyond `alone`, the plan for requests alone. `devices`: awake in all. `lacking`: GPUs to
+    fill, by family. `woken`: those of them that have to wake."""
 
     inputs: PlanningInput
     alone: Plan

@@ -133,7 +133,8 @@ class ExactPlanner:
         ).in_ranges
 
     def _planned(self, view: PlanView, real: PlanningInput | None = None) -> Decision:
-        """Plan a view; one with room for jobs as it is, or not at all, and told at the real load."""
+        """Plan a view. `real`: what a view that `JobsRoom` raised was made of. Then no rung is tried, and the plan's
+        text and figures, and the check of its rollout, are for the load of `real`."""
         settings, inputs = self.settings, self._read(view)
         next_at_s = next_tick_s(view, settings)
         if not inputs.tasks:

@@ -78,7 +78,8 @@ class FailureStreaks:
 
     def reset(self, place: Place) -> None:
         """End the streak of a place that answered well, or was ejected: it comes back with a clean record."""
-        self._counts.pop(place, None)
+        if self._counts:  # each good answer comes here: without a streak no place is hashed
+            self._counts.pop(place, None)
 
 
 class SlowStart:
