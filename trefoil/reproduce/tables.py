@@ -317,7 +317,7 @@ def carbondis_tables(found: Mapping[str, Any]) -> dict[str, str]:
         policies = list(dict.fromkeys(p for by in found["turned"].values() for p in by))
         cases = [
             [
-                case.replace("as it is", "nothing turned"),
+                case,
                 *(f"{by[p]['below_highperf_pct']:.1f} / {by[p]['jobs_over']}" if p in by else "" for p in policies),
             ]
             for case, by in found["turned"].items()

@@ -117,13 +117,13 @@ class ExactPlanner:
         """A plan with room for jobs in so many devices; that of requests alone where it has the room."""
         inputs = self._read(view)
         room, most = JobsRoom.beyond(inputs, plan, devices), max(devices, awake_devices(plan))
-        found = alone
+        found, wakes = alone, any(room.woken.values())
         if any(room.lacking.values()):
-            for part in PARTS if any(room.woken.values()) else PARTS[:-1]:
+            for part in PARTS if wakes else PARTS[:-1]:
                 found = self._planned(room.view(part, self.settings), inputs)
                 if found.plan is not None and (not part or awake_devices(found.plan) <= most):
                     return found
-        return found if any(room.woken.values()) else alone
+        return found if wakes else alone
 
     def _read(self, view: PlanView) -> PlanningInput:
         settings = self.settings

@@ -32,6 +32,7 @@ from controller.planners.columns import columns, latency_best_ms
 from controller.planners.exact.aim import FamilyAim, mode_of
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, capped_w, frozen_groups
+from controller.planners.exact.reuse import has_plan
 from controller.planners.exact.search import solve
 from controller.planners.fleet_power import unplanned_w
 from controller.planners.planner_settings import ExactSettings
@@ -108,10 +109,10 @@ def _served_late(
             tasks = tuple(replace(t, objective=_kept_by(t.objective, share)) for t in demanded)
             found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, settings))
             late = replace(problem, columns=found, tasks=tasks)
-            if solve(late, aim, any_plan) is None:
-                high = middle
-            else:
+            if has_plan(late, aim, any_plan):
                 best, low = (late, share), middle
+            else:
+                high = middle
         if best is not None:
             return best
     return None

@@ -169,6 +169,16 @@ def solve_or_reuse(problem: Problem, aim: Aim, limits: Limits, ladder: bool = Fa
     return _solved(_ProblemKey(problem, True), values, targets, aim.shortage_allowed, limits)
 
 
+def has_plan(problem: Problem, aim: Aim, limits: Limits) -> bool:
+    """Whether the constraints leave a plan, whatever its moves cost.
+
+    Raises:
+        CpuLimitHit: see `Program.solve`.
+    """
+    values, targets = tuple(sorted(aim.value_j.items())), tuple(sorted(aim.target.items()))
+    return _solved(_ProblemKey(problem, False), values, targets, aim.shortage_allowed, limits) is not None
+
+
 def _out_of_reach(problem: Problem, aim: Aim, task: Task) -> bool:
     """Whether a target that has to be met is above the most accurate class."""
     best = max((c.accuracy for c in problem.columns if c.family == task.family), default=0.0)

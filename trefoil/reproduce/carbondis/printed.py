@@ -52,7 +52,7 @@ def printed(found: Mapping[str, Any]) -> dict[str, Any]:
     for name, by in found["published"].items():
         result[name] = _orders(by)
     if found["turned"]:  # a P4's joules are modelled
-        fewer, usual = found["turned"]["Set 1: low joules x 0.7"], found["turned"]["Set 2: as it is"]
+        fewer, usual = found["turned"]["Set 1: low joules x 0.7"], found["turned"]["Set 2: nothing turned"]
         saved = {policy: row["below_highperf_pct"] for policy, row in fewer.items() if policy in PAPERS}
         result["set_1_saves_more_with_fewer_joules"] = saved["carbondis"] > usual["carbondis"]["below_highperf_pct"]
         result["lowenergy_least_with_fewer_joules"] = saved["lowenergy"] == max(saved.values())

@@ -119,7 +119,7 @@ def _week(spec: JobsSpec, options: CarbondisOptions) -> JobsSpec:
 
 def _turned(options: CarbondisOptions) -> dict[str, dict[str, JobsSpec]]:
     """Specs of one seed and a day of the trace in which one constant is otherwise."""
-    cases: dict[str, tuple[tuple[str, float], ...]] = {"as it is": ()}
+    cases: dict[str, tuple[tuple[str, float], ...]] = {"nothing turned": ()}
     cases |= {f"{name} x {x:g}": ((name, x),) for name in CHANGED for x in (1 - TURNED, 1 + TURNED)}
     found = {}
     for name in PAPER:
@@ -127,7 +127,7 @@ def _turned(options: CarbondisOptions) -> dict[str, dict[str, JobsSpec]]:
         for case, changed in cases.items():
             one = replace(base, label=case, speedup=options.speedup, changed=changed)
             found[f"{name}: {case}"] = {policy: replace(one, policy=policy) for policy in TURNED_IN}
-        plain = found[f"{name}: as it is"]
+        plain = found[f"{name}: nothing turned"]
         plain |= {how: replace(plain["carbondis"], settings=(setting,)) for how, setting in SETTINGS.items()}
     return found
 

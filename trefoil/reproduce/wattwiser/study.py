@@ -33,7 +33,7 @@ PAPER_SAVING_PCT: Final = {"packed_uniform": 24.0, "sharing_aware": 20.0, "wattw
 FITS: Final = 0.75  # of two GPUs: what is left of one family's when the other may use half of the shared one
 TURNED: Final = 0.3
 AT_ONCE: Final = (("start_s", 0.0), ("load_s", 0.0))  # a GPU still wakes
-BESIDE: Final = ("as it is", f"loads up to {FITS:.0%}", "both")  # cases in which `exact` plays too
+BESIDE: Final = ("nothing turned", f"loads up to {FITS:.0%}", "both")  # cases in which `exact` plays too
 WAKE_UP_S: Final = 6.0  # wake, start, load
 BINS_MIN: Final = (HOUR_MIN, 30, 10, 5, 2)
 BIN_LEAST: Final = 1 / 6  # of the step of an hour, that load may change no faster than GPUs wake
@@ -177,7 +177,7 @@ def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dic
     kind = V100_32GB
     lower: Loads = tuple(tuple(LOW + (x - LOW) * (FITS - LOW) / (HIGH - LOW) for x in each) for each in loads)  # type: ignore[assignment]
     changes: dict[str, dict[str, Any]] = {
-        "as it is": {},
+        "nothing turned": {},
         "no contention on a shared GPU": {"contention": False},
         f"loads up to {FITS:.0%}": {"loads": lower},
         "started and loaded at once": {"changed": AT_ONCE},
@@ -202,7 +202,7 @@ def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dic
             by = {policy: replace(spec, policy=policy, label=label, **change) for policy in compared}
             if turned:
                 by = {policy: by[policy] for policy in ("uniform", "packed_uniform", "wattwiser")}
-            if label == "as it is":
+            if label == "nothing turned":
                 ahead = (("wake_lookahead_s", WAKE_UP_S),)
                 by["wattwiser, looking ahead"] = replace(by["wattwiser"], label="looking ahead", planner=ahead)
                 literal = (("literal", True),)
