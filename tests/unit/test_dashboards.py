@@ -18,7 +18,11 @@ from benchmarks.alerts_faults import WORLDS
 ROOT = Path(__file__).parents[2]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
 SCRAPED = {"job", "instance", "simulated", "worker", "cluster"}
-OF_OTHERS = {"up": {"job"}, "ALERTS": {"alertstate", "cluster"}, "haproxy_backend_active_servers": {"job", "proxy"}}
+OF_OTHERS = {
+    "up": {"job"},
+    "ALERTS": {"alertname", "alertstate", "cluster"},
+    "haproxy_backend_active_servers": {"job", "proxy"},
+}
 MATCHED = re.compile(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)(?:=~|!~|!=|=)\"")
 
