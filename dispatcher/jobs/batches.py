@@ -41,7 +41,7 @@ from dispatcher.request.core.tenants import INFER, Tenant
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2
 from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, one_of
-from trefoil.runtime.files import disk_error
+from trefoil.runtime.files import disk_error, open_regular
 
 BATCH, REQUEST = "batch_", "batch_req_"
 BODY_BYTES_MAX: Final = 64 * 1024
@@ -421,7 +421,7 @@ def _lines(reader: JobReader, first: int, failed: bool) -> tuple[bytes, int]:
 
 
 def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
+    return open(open_regular(path), "rb")
 
 
 async def _send(ask: HttpRequest, data: bytes, more: bool = True) -> None:

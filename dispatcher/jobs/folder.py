@@ -43,6 +43,7 @@ from trefoil.core.errors import InvalidInput, NotFound, one_of
 from trefoil.core.outside.plausible import EPOCH_MAX, numbers_fault
 from trefoil.core.outside.ranges import complaint
 from trefoil.runtime.files import LineFile, NotPlain, in_place, open_regular, read_plain, replace_file
+from trefoil.runtime.proc import open_lock
 from trefoil.runtime.rpc import MESSAGE_BYTES_MAX
 from trefoil.runtime.state_files import BYTES_MAX, STRANGE, of_shape, read_state
 
@@ -236,7 +237,7 @@ class JobsFolder:
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Lock a folder of jobs or files, in which no other process adds one meanwhile."""
-    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(root / LOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

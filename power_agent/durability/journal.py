@@ -37,7 +37,7 @@ import contextlib
 import fcntl
 import os
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import structlog
 
@@ -54,6 +54,7 @@ from trefoil.core.fleet import SliceKey, Step
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, in_place, replace_file
+from trefoil.runtime.proc import open_lock
 from trefoil.runtime.state_files import read_bytes, refuse_newer, set_aside
 from trefoil.runtime.telemetry import Metrics
 
@@ -81,7 +82,7 @@ class Journal:
         self._owner = owner
         self._load = f"{boot_id}/{driver_load_id}"
         self._file: int | None = None
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
         self._size = 0
         self._lines = 0
         self._lines_max = LINES_MAX
@@ -114,19 +115,19 @@ class Journal:
     def _take_lock(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            lock = _open_lock(self._path.parent / LOCK)
+            lock = open_lock(self._path.parent / LOCK)
         except OSError as error:
             raise self._error(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            lock.close()
+            os.close(lock)
             raise StartError(
                 f"another power agent works in {self._path.parent}",
                 remedy="stop it, or give this one its own state_dir",
             ) from error
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
         self._lock = lock
 
     def _read(self) -> JournalState:
@@ -156,7 +157,7 @@ class Journal:
         Raises:
             StartError: another agent has begun there meanwhile.
         """
-        if self._lock is not None and not in_place(self._path.parent / LOCK, self._lock.fileno()):
+        if self._lock is not None and not in_place(self._path.parent / LOCK, self._lock):
             try:
                 self._take_lock()
             except JournalError:
@@ -176,7 +177,8 @@ class Journal:
             os.close(self._file)
             self._file = None
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None
 
     def driver_changed(self, driver_load_id: str) -> None:
         """Drop all GPU slices: the driver was loaded again, and none of its instances exists any more."""
@@ -421,13 +423,3 @@ class Journal:
 
     def _error(self, error: OSError) -> JournalError:
         return JournalError(str(self._trouble.begin(self._path, error)))
-
-
-def _open_lock(path: Path) -> IO[str]:
-    """Open the file that is locked; one that cannot be written locks as well."""
-    try:
-        return path.open("w")
-    except OSError:
-        if not path.exists():
-            raise
-        return path.open("r")

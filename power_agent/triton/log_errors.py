@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from trefoil.runtime.files import open_regular
+
 LOG_BYTES_MAX: Final = 256 * 2**10  # from the start on: the first error is among them
 WORDS_MAX: Final = 400  # characters of an error that are shown
 # "2024-06-07T12:00:00Z E 123 server.cc:241] ..." with --log-format=ISO8601, "E0607 12:00:00.123456 123 ..." without
@@ -26,7 +28,7 @@ def log_size(path: Path) -> int:
 def read_first_error(path: Path, from_byte: int) -> str:
     """First error in a log from a byte on; "" for none, or where the log cannot be read."""
     try:
-        with path.open("rb") as log:
+        with open(open_regular(path), "rb") as log:
             if from_byte <= log.seek(0, os.SEEK_END):  # else it was cut meanwhile
                 log.seek(from_byte)
             else:

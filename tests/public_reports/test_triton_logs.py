@@ -1,5 +1,7 @@
 """Of a slice that failed the first error of its Triton is shown, of its last start, in Triton's own words."""
 
+import os
+
 import pytest
 
 from power_agent.triton.log_errors import log_size, read_first_error
@@ -23,3 +25,6 @@ def test_a_log_that_is_gone_or_was_cut_is_read_from_its_begin(tmp_path):
     assert read_first_error(log, 10**6) == "here"
     log.write_bytes(b"\xff\xfe no text\n")
     assert read_first_error(log, 0).endswith("no text")
+    log.unlink()
+    os.mkfifo(log)
+    assert read_first_error(log, 0) == ""

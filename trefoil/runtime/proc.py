@@ -1,4 +1,5 @@
 """Processes of this host by identity: a pid and when it started. A pid alone may belong to another process by now.
+Files by which processes lock each other out (`open_lock`).
 
 A signal goes through a pidfd that was opened before the start time was compared. So it can never reach a process that
 got the number afterwards.
@@ -12,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
+
+from trefoil.runtime.files import open_regular
+from trefoil.runtime.state_files import set_aside
 
 PROC: Final = Path("/proc")
 ENDED: Final = frozenset("ZXx")
@@ -216,3 +220,20 @@ def read_start_strings(pid: int, what: Literal["cmdline", "environ"]) -> bytes:
             return b""
         Identity(pid, int(fields[19])).wait(EXEC_POLL_S)
     return b""
+
+
+def open_lock(path: Path) -> int:
+    """Descriptor of a lock file, made where it is missing. One that cannot be written locks as well. What is no regular
+    file is set aside, as a state file is: opening a FIFO would block.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if os.path.lexists(path) and not path.is_file():
+        set_aside(path, "is not a regular file")
+    try:
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
+    except OSError:
+        if not path.exists():
+            raise
+        return open_regular(path)

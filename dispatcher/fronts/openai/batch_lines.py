@@ -15,6 +15,7 @@ from dispatcher.fronts.openai.bodies import Asked, AskedVectors
 from dispatcher.fronts.rest import json_text
 from dispatcher.routing.request_parameters import CLASS, MIN_ACCURACY, SLO_MS
 from trefoil.core.errors import VALUE_CHARS_MAX, InvalidInput, TrefoilError, Unavailable
+from trefoil.runtime.files import open_regular
 
 ERRORS_MAX: Final = 50
 """Errors of a file that are named; it is read no further."""
@@ -52,7 +53,7 @@ def check_file(path: str, endpoint: str, requests_max: int, line_bytes_max: int)
     """Check all lines of a file. Raises Unavailable: the disk does not give it."""
     found, seen = Checked(), set[bytes]()
     try:
-        with Path(path).open("rb") as file:
+        with open(open_regular(Path(path)), "rb") as file:
             for number, line in enumerate(_bounded(file, line_bytes_max), 1):
                 if len(line) <= line_bytes_max and not line.strip():
                     continue

@@ -149,7 +149,9 @@ def test_the_last_error_is_no_line_of_progress(tmp_path: Path, words: tuple[str,
 
 
 def test_a_log_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
-    assert "cannot be read" in processes.last_log_lines(tmp_path)
+    os.mkfifo(tmp_path / "fifo.log")
+    for path in (tmp_path, tmp_path / "fifo.log"):
+        assert "cannot be read" in processes.last_log_lines(path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")

@@ -1,6 +1,7 @@
 """Files of batches: forms that carry them, their lines, and how they lie on disk."""
 
 import json
+import os
 import random
 
 import pytest
@@ -135,6 +136,9 @@ def test_a_file_is_read_up_to_its_bounds(tmp_path):
     assert [each.code for each in checked(tmp_path, b" \n").errors] == ["empty_file"]
     with pytest.raises(Unavailable, match="no batch was made"):
         check_file(str(tmp_path / "gone"), COMPLETIONS, 9, 9)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(Unavailable, match="no batch was made"):
+        check_file(str(tmp_path / "fifo"), COMPLETIONS, 9, 9)
 
 
 def test_a_line_that_asks_for_what_batches_lack_says_so():

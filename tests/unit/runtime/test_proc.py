@@ -1,12 +1,16 @@
 """What /proc shows of a process, at every moment of its life."""
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dispatcher.jobs.folder import locked
+from power_agent.durability.journal import Journal
+from trefoil.cli.run.state_directory import StateLock, StatePaths
 from trefoil.runtime import proc
 
 MARK = "TREFOIL_TEST=it"
@@ -130,3 +134,50 @@ def test_real_processes_show_what_they_were_given():
             child.communicate(b"")
         assert said[0] == b"".join(f"{name}={value}\0".encode() for name, value in variables.items())
         assert said[1] == b"\0".join(map(os.fsencode, argv)) + b"\0"
+
+
+STRANGE = {
+    "a FIFO": os.mkfifo,
+    "a folder": lambda path: (path / "inner").mkdir(parents=True),
+    "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: path.symlink_to(path.parent / "gone" / "x"),
+}
+
+
+def _locked(folder: Path) -> None:
+    with locked(folder):
+        pass
+
+
+LOCKS = {
+    "lock of a journal": lambda folder: Journal(folder, "boot", "driver").open(),
+    "lock of `up`": lambda folder: StateLock(StatePaths(folder)).acquire(),
+    ".lock of jobs": _locked,
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("lock", LOCKS)
+def test_what_is_no_file_at_a_locks_name_is_set_aside(lock, strange, tmp_path):
+    path = tmp_path / lock.partition(" ")[0]
+    STRANGE[strange](path)
+    LOCKS[lock](tmp_path)
+    assert os.path.lexists(f"{path}.bad")
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
+def test_a_lock_that_cannot_be_written_locks_as_well(tmp_path, monkeypatch):
+    path, really_open = tmp_path / "lock", os.open
+
+    def refuse(name: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied", str(name))
+        return really_open(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        proc.open_lock(path)
+    path.touch()
+    os.close(proc.open_lock(path))

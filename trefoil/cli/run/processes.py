@@ -22,6 +22,7 @@ from typing import Final
 from trefoil.core.errors import system_words
 from trefoil.runtime import proc
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.files import open_regular
 
 LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
 SETTINGS: Final = '"event": "settings"'
@@ -129,7 +130,7 @@ class ChildProcess:
 def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:
     """Last lines of a log file, or a remark that there are none."""
     try:
-        with path.open("rb") as log:
+        with open(open_regular(path), "rb") as log:
             size = sys.maxsize
             while os.fstat(log.fileno()).st_size < size:  # again where it is rotated while it is read
                 size = log.seek(0, os.SEEK_END)

@@ -23,7 +23,7 @@ from trefoil.cli.run.processes import ChildProcess, first_log_errors
 from trefoil.core.errors import InvalidInput, NotFound, StartError, TrefoilError, system_error
 from trefoil.runtime import codec
 from trefoil.runtime.files import NotPlain, read_plain, replace_file, rotate_log
-from trefoil.runtime.proc import Identity
+from trefoil.runtime.proc import Identity, open_lock
 from trefoil.runtime.socket_paths import socket_folder
 from trefoil.runtime.state_files import BAD, refuse_newer
 
@@ -257,7 +257,7 @@ class StateLock:
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while self._fd is None:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_lock(self._path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
