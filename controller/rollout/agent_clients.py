@@ -19,7 +19,7 @@ FIRST_PAUSE_S = 0.2
 
 
 class AgentClients:
-    """Clients of power agents: one channel each, made when first needed; an agent that moves gets a new one.
+    """Clients of power agents: one channel each, made when first needed; of an agent that moves the old one is closed.
 
     Over TLS an agent's certificate names its node, for where agents are is read from Redis, which others may write.
     """
@@ -39,7 +39,7 @@ class AgentClients:
         self._clock, self._timeout_s, self._tries, self._token = clock, timeout_s, tries, token
         self._tls = tls if tls is not None and tls.mutual else None
         self._insecure = insecure
-        self._channels: dict[tuple[str, str], tuple[grpc.aio.Channel, Loaded | None]] = {}
+        self._channels: dict[str, tuple[grpc.aio.Channel, tuple[str, Loaded | None]]] = {}  # by node
         self._log = structlog.get_logger()
         self.unreached: dict[str, str] = {}
         """By node, why its agent was not reached when it was called last; without those that were."""
@@ -54,6 +54,7 @@ class AgentClients:
             errors.InvalidInput: the agent refuses the plan.
         """
         request = power_agent_pb2.ApplyRequest(plan=codec.to_proto(plan))
+        stub = None
         for attempt in range(1, self._tries + 1):
             try:
                 stub = await self._stub(status)
@@ -61,7 +62,7 @@ class AgentClients:
             except errors.Untrusted as error:
                 raise self._note(status, _named(status, error, self._name(status))) from error
             except errors.Unavailable as error:
-                if attempt == self._tries:
+                if attempt == self._tries or stub is None:  # no retry mends a wrong address
                     raise self._note(status, _unreached(status, f" ({attempt} tries): {error}")) from error
                 self._log.warning("agent does not answer", node=status.node, attempt=attempt, error=str(error))
                 await self._clock.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
@@ -113,19 +114,19 @@ class AgentClients:
             )
         if not is_host_port(status.agent_target) and not status.agent_target.startswith("unix:"):
             raise errors.Unavailable("not host:port")  # Redis holds whatever was written into it
-        key, loaded = (status.node, status.agent_target), self._tls.now if self._tls is not None else None
-        channel, made_with = self._channels.get(key, (None, None))
-        if channel is None or made_with is not loaded:  # by certificates that have been renewed
-            before = channel
+        wanted = status.agent_target, self._tls.now if self._tls is not None else None
+        before, made_for = self._channels.get(status.node, (None, None))
+        if made_for != wanted:  # the agent has moved, or certificates have been renewed
             try:
                 name, insecure = self._name(status), self._insecure
-                channel = rpc.channel(key[1], tls=self._tls, name=name, token=self._token, insecure=insecure)
+                channel = rpc.channel(wanted[0], tls=self._tls, name=name, token=self._token, insecure=insecure)
             except errors.SettingError as error:
                 raise errors.Untrusted(error.message, remedy=error.remedy) from error
-            self._channels[key] = channel, loaded
+            self._channels[status.node] = channel, wanted
             if before is not None:
                 await before.close(self._timeout_s)
-        return power_agent_pb2_grpc.PowerAgentStub(channel)
+        # Looked up again: another call may have replaced it while the old one was closed.
+        return power_agent_pb2_grpc.PowerAgentStub(self._channels[status.node][0])
 
 
 def _unreached(status: NodeStatus, why: str) -> errors.Unavailable:

@@ -2,9 +2,11 @@
 
 import asyncio
 import re
+from unittest.mock import AsyncMock
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from controller.rollout.agent_clients import AgentClients
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
@@ -58,3 +60,38 @@ async def test_what_is_no_address_is_an_agent_that_is_not_reached(target, token)
     with pytest.raises(Unavailable, match="not host:port"):
         await agents.apply(status, NodePlan())
     await agents.close()
+
+
+async def test_what_is_no_address_is_asked_once():
+    agents = AgentClients(WallClock(), 5.0, 3)
+    for target in ("node0:0", ""):
+        with capture_logs() as logs, pytest.raises(Unavailable, match=r"does not answer there \(1 tries\)"):
+            await agents.apply(NodeStatus("node0", agent_target=target), NodePlan())
+        assert logs == []
+
+
+async def test_the_channel_to_where_an_agent_was_is_closed(monkeypatch):
+    made, closed = [], []
+
+    class Channel:
+        def __init__(self, target: str) -> None:
+            self.target = target
+            made.append(target)
+
+        def unary_unary(self, *_, **__):
+            return AsyncMock(side_effect=Unavailable("gone"))
+
+        unary_stream = unary_unary
+
+        async def close(self, grace_s: float | None = None) -> None:
+            closed.append(self.target)
+
+    monkeypatch.setattr(rpc, "channel", lambda target, **_: Channel(target))
+    agents = AgentClients(WallClock(), 5.0, 1)
+    for n in (1, 1, 2, 3, 1):
+        assert await agents.node(NodeStatus("node0", agent_target=f"127.0.0.1:{n}")) is None
+    assert await agents.node(NodeStatus("node1", agent_target="127.0.0.1:1")) is None
+    targets = [f"127.0.0.1:{n}" for n in (1, 2, 3, 1, 1)]
+    assert (made, closed) == (targets, targets[:3])
+    await agents.close()
+    assert closed == targets
