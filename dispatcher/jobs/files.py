@@ -3,9 +3,11 @@ the jobs folder do.
 
 <jobs>/.files/<id>/file.json    tenant, name, size and when it came; the folder is moved into place when it is whole
                    items.bin    its bytes
+<jobs>/.files/.new-<tenant's hash>-*/    an upload; its items.bin is as long as what it has reserved of the tenant's bytes
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -23,6 +25,8 @@ from trefoil.runtime.state_files import STRANGE, read_state
 FOLDER: Final = ".files"
 INFO: Final = "file.json"
 NAME_CHARS_MAX: Final = 256
+STEPS: Final = 64
+"""An upload reserves ahead this part of all bytes that a tenant may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +89,39 @@ class FilesFolder:
                 self.remove(name, info.tenant)
         sweep(self.root, uploads_older_s)
 
-    def check_room(self, tenant: str, size: int) -> None:
-        """Check that a tenant may have one file more, of so many bytes. Raises InvalidInput."""
+    def new_path(self, tenant: str, name: str) -> Path:
+        """Folder of a tenant's upload."""
+        return self.root / f"{NEW}{hashlib.sha256(tenant.encode()).hexdigest()[:16]}-{name}"
+
+    def reserve(self, upload: Path, tenant: str, size: int) -> int:
+        """Reserve room for an upload of so many bytes, and for some of those that follow; returns for how many.
+
+        Raises:
+            InvalidInput: the tenant has too many.
+            OSError: the disk refuses.
+        """
+        with locked(self.root):
+            reserved = min(self.check_room(tenant, size, upload), size + self._bounds.bytes_max // STEPS)
+            os.truncate(upload / ITEMS, reserved)
+        return reserved
+
+    def check_room(self, tenant: str, size: int, upload: Path | None = None) -> int:
+        """Check that a tenant may have one file more, of so many bytes; returns how many it may have. Its other uploads
+        count as what they have reserved. Raises InvalidInput.
+        """
+        others = [_size(path) for path in self.root.glob(f"{self.new_path(tenant, '*').name}/{ITEMS}") if
+                  path.parent != upload]  # fmt: skip
         files, most = self.all(tenant), KEPT_FACTOR * self._bounds.tenant_max
         if len(files) >= most:
             remedy = f"delete some: at most {most}, ten times the dispatcher's jobs_tenant_max"
             raise InvalidInput("has too many files", field="tenant", value=tenant, remedy=remedy)
-        total = sum(each.size for each in files) + size
-        if total > self._bounds.bytes_max:
-            remedy = f"delete some: at most {self._bounds.bytes_max} bytes in all, the dispatcher's jobs_bytes_max"
-            raise InvalidInput(f"its files would have {total} bytes", field="tenant", value=tenant, remedy=remedy)
+        room = self._bounds.bytes_max - sum(each.size for each in files) - sum(others)
+        if size > room:
+            total = self._bounds.bytes_max - room + size
+            why = f"its files, with {len(others)} other uploads, would have {total} bytes"
+            remedy = f"delete some, or upload one after the other: at most {self._bounds.bytes_max} bytes in all, the "
+            raise InvalidInput(why, field="tenant", value=tenant, remedy=f"{remedy}dispatcher's jobs_bytes_max")
+        return room
 
 
 class FileUpload:
@@ -104,28 +131,28 @@ class FileUpload:
         """Raises InvalidInput: the tenant has too many. OSError: the disk refuses."""
         self._folder, self._tenant = folder, tenant
         folder.check_room(tenant, 0)
-        self.path = folder.root / f"{NEW}{uuid.uuid4().hex}"
+        self.path = folder.new_path(tenant, uuid.uuid4().hex)
         self.path.mkdir(parents=True, mode=0o700)
         self._file = open(self.path / ITEMS, "wb")  # noqa: SIM115 (closed by commit or discard)
-        self._size = 0
+        self._size = self._reserved = 0
 
     def add(self, data: bytes) -> None:
         """Add bytes. Raises InvalidInput: they are too many. OSError: the disk refuses."""
-        before, self._size = self._size, self._size + len(data)
-        if before // 2**26 != self._size // 2**26:  # not only at its end, when the disk may be full of it
-            self._folder.check_room(self._tenant, self._size)
+        self._size += len(data)
+        if self._size > self._reserved:  # not only at its end, when the disk may be full of it
+            self._reserved = self._folder.reserve(self.path, self._tenant, self._size)
         self._file.write(data)
 
     def commit(self, filename: str, now_s: float) -> FileInfo:
         """Make it a file. Raises as `add`."""
-        self._file.flush()
+        self._file.truncate(self._size)  # flushes; what was reserved beyond it is free again
         os.fsync(self._file.fileno())
         self._file.close()
         name = f"file-{uuid.uuid4().hex[:24]}"
         info = FileInfo(name, self._tenant, filename[:NAME_CHARS_MAX], self._size, now_s)
         replace_file(self.path / INFO, json.dumps(asdict(info)), mode=0o600)
         with locked(self._folder.root):
-            self._folder.check_room(self._tenant, self._size)
+            self._folder.check_room(self._tenant, self._size, self.path)
             os.rename(self.path, self._folder.root / name)
         with contextlib.suppress(OSError):  # it is in place: "nothing was kept" would be untrue
             sync_folder(self._folder.root)
@@ -135,6 +162,12 @@ class FileUpload:
         """Remove what has come."""
         self._file.close()
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):  # discarded meanwhile
+        return path.stat().st_size
+    return 0
 
 
 def _info(tree: Any) -> FileInfo:

@@ -191,6 +191,30 @@ def test_files_are_bounded_by_number_and_bytes_and_go_in_time(files, monkeypatch
     assert files.all("t") == files.all("u") == []
 
 
+def test_uploads_of_a_tenant_keep_its_bound_together(tmp_path):
+    folders = [FilesFolder(tmp_path, Bounds(100, 64_000, 1), keep_s=50.0) for _ in range(8)]  # of eight workers
+    uploads = [FileUpload(folder, "t") for folder in folders]
+    other, refused = FileUpload(folders[0], "u"), list[str]()
+    for _ in range(50):
+        for each in uploads:
+            try:
+                each.add(b"x" * 500)
+            except InvalidInput as error:
+                refused.append(str(error))
+        each._file.flush()
+        assert sum(path.stat().st_size for path in tmp_path.rglob("items.bin")) <= 64_000
+    assert "tenant = 't': its files, with 7 other uploads, would have" in refused[0]
+    assert "upload one after the other: at most 64000 bytes in all, the dispatcher's jobs_bytes_max" in refused[0]
+    other.add(b"x" * 63_000)
+    assert other.commit("b", 1.0).size == 63_000
+    for each in uploads[1:]:
+        each.discard()
+    uploads[0].discard()
+    assert upload(folders[0], b"x" * 64_000).size == 64_000
+    [path] = [folders[0].path(each) for each in folders[0].all("t")]
+    assert path.read_bytes() == b"x" * 64_000
+
+
 def test_an_upload_that_ends_before_its_time_is_no_file(files):
     made = FileUpload(files, "t")
     made.add(b"x")
