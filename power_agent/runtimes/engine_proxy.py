@@ -149,6 +149,9 @@ class EngineProxy:
             why = "it is too long" if more else await self._refusal(scope["method"], VERSION.sub("", path), query, body)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             why = f"it cannot be read ({error})"
+        except httpx.HTTPError as error:
+            await _answer(send, 502, f"the engine does not answer: {error}")
+            return
         if why:
             structlog.get_logger().warning("refused", method=scope["method"], path=path, why=why)
             await _answer(send, 403, f"refused by the agent's engine proxy: {scope['method']} {path}: {why}")
@@ -163,11 +166,11 @@ class EngineProxy:
             if found is None or found[1] in ("create", "json"):
                 continue
             told = await self._engine.get(f"/{kind}/{found[1]}{'/json' if kind == 'containers' else ''}")
-            labels = (
-                (told.json().get("Config") or {}).get("Labels") if kind == "containers" else told.json().get("Labels")
-            )
-            if told.status_code == httpx.codes.OK and not self._rules.is_own(labels):
+            config = (told.json().get("Config") or {}) if kind == "containers" else told.json()
+            if told.status_code == httpx.codes.OK and not self._rules.is_own(config.get("Labels")):
                 return "it is not this agent's"
+            if path.endswith("/start") and config.get("NetworkDisabled"):  # may be root with all usual capabilities
+                return "it was made to look into an image"
         return ""
 
     async def _pass_on(self, scope: Mapping[str, Any], target: str, body: bytes, send: Send) -> None:

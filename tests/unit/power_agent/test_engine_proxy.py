@@ -35,8 +35,9 @@ class Engine:
         name = ([*request.url.path.removeprefix("/v1.41").split("/"), ""])[2]
         if name == "nobody":
             return httpx.Response(404, stream=httpx.ByteStream(b'{"message": "no such container"}'))
-        labels = {"own": OWN, "others": OTHERS}.get(name, {})
-        text = json.dumps({"Config": {"Labels": labels}, "Labels": labels})
+        labels = {"own": OWN, "looks": OWN, "others": OTHERS}.get(name, {})
+        config = {"Labels": labels, "NetworkDisabled": name == "looks"}
+        text = json.dumps({"Config": config, "Labels": labels})
         return httpx.Response(200, stream=httpx.ByteStream(text.encode()))
 
 
@@ -215,3 +216,21 @@ async def test_a_request_whose_body_breaks_off_is_not_passed_on(models: Path) ->
     async with httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine") as real:
         await EngineProxy(Rules("site1", "gpu7", [models]), real)(scope, receive, send)
     assert not engine.asked
+
+
+@pytest.mark.parametrize("url", ["/v1.41/containers/own/json", "/v1.41/version"])
+async def test_an_engine_that_does_not_answer_is_a_bad_gateway(
+    models: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Engine, request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no engine", request=request)
+
+    monkeypatch.setattr(Engine, "__call__", refuse)
+    answer, _ = await ask(models, "GET", url)
+    assert (answer.status_code, answer.json()["message"]) == (502, "the engine does not answer: no engine")
+
+
+async def test_what_looks_into_an_image_is_never_started(models: Path) -> None:
+    for method, path, status in (("POST", "/start", 403), ("HEAD", "/archive", 200), ("DELETE", "", 200)):
+        answer, _ = await ask(models, method, f"/v1.41/containers/looks{path}")
+        assert answer.status_code == status
