@@ -24,12 +24,17 @@ TOO_LONG: Final = f"headers, trailers or chunk extensions have more than {HEAD_B
 PIPELINED_MAX: Final = 64
 """Unanswered requests of one connection: a single read may hold ten thousand."""
 PIPELINED: Final = f"{PIPELINED_MAX} requests before this one are unanswered. Remedy: wait, or use more connections"
+READ_BYTES: Final = 64 * 1024
+"""Of one read: chunks of a byte take 10 ms, and uvloop's own 250 KiB would take four times as long."""
 HEAD_S: Final = 30.0
 """From a connection, or a request's first byte, to the end of its headers."""
 OFFER: Final = frozenset((b"upgrade", b"http2-settings"))
 """Header fields of an upgrade offer, and the options of `Connection` that name them."""
 TARGET: Final = re.compile(rb"(?:(?=/)|https?://[^/?#]+)([/?][^#]*)?", re.IGNORECASE)
 """Request target: a path, or a URL, whose host is of no account here (RFC 9112 3.2.2)."""
+
+_read_buffer: Final = memoryview(bytearray(READ_BYTES))
+"""What a read fills is used up before the next one begins, on whichever connection."""
 
 
 class Refused(Exception):
@@ -200,6 +205,28 @@ class Http1Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class BoundedReads(asyncio.BufferedProtocol):
+    """Protocol between a transport and a connection: each read is of at most READ_BYTES. uvloop lets no
+    `asyncio.Protocol` say so itself.
+    """
+
+    def __init__(self, connection: Http1Connection) -> None:
+        self._connection = connection
+        self.connection_made = connection.connection_made  # type: ignore[assignment]
+        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
+        self.eof_received = connection.eof_received  # type: ignore[method-assign]
+        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return _read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what has come."""
+        self._connection.data_received(bytes(_read_buffer[:nbytes]))
 
 
 def _parser(connection: HttpToolsProtocol) -> httptools.HttpRequestParser:

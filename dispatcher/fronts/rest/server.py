@@ -11,7 +11,7 @@ from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai.app import NO_ROUTES, Route
 from dispatcher.fronts.rest.app import RestApp
 from dispatcher.fronts.rest.calls import CUT_S
-from dispatcher.fronts.rest.http1 import Http1Connection
+from dispatcher.fronts.rest.http1 import BoundedReads, Http1Connection
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.transport.accepting import BACKLOG, accept, listen
 from trefoil.runtime import rpc
@@ -77,8 +77,8 @@ class RestComponent:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
 
-        def protocol() -> Http1Connection:
-            return Http1Connection(server.config, server.server_state, server.lifespan.state)
+        def protocol() -> BoundedReads:
+            return BoundedReads(Http1Connection(server.config, server.server_state, server.lifespan.state))
 
         async def begin(accepted: socket.socket) -> None:
             tls = self._tls.server_context() if self._tls is not None else None

@@ -1,8 +1,20 @@
 """How the REST front reads a connection: upgrade offers, framing, trailers, refusals and their order."""
 
-import pytest
+import asyncio
+import socket
 
-from dispatcher.fronts.rest.http1 import FIELD_BYTES, HEAD_BYTES_MAX, PIPELINED_MAX
+import pytest
+import uvicorn
+import uvloop
+
+from dispatcher.fronts.rest.http1 import (
+    FIELD_BYTES,
+    HEAD_BYTES_MAX,
+    PIPELINED_MAX,
+    READ_BYTES,
+    BoundedReads,
+    Http1Connection,
+)
 from tests.support.http_streams import FIRST, INNER, OFFERS, front_reads, h11_reads
 
 LINE = b"POST /v2 HTTP/1.1\r\n"
@@ -175,3 +187,38 @@ async def test_h11_reads_behind_an_offer_and_refuses_what_it_must():
     assert h11_reads(offer).requests == [(b"POST", b"/v2", INNER), (b"GET", b"/next", b"")]
     assert h11_reads(LINE + b"\r\n").closed
     assert sum(h11_reads(first + b"\r\nHost: x\r\n\r\n").closed for first in FIRST) > len(FIRST) / 3
+
+
+def test_one_read_of_the_loop_is_bounded():
+    body, sizes, found = b"1\r\nx\r\n" * 25_000, list[int](), bytearray()
+
+    class Connection(Http1Connection):
+        def data_received(self, data: bytes) -> None:
+            sizes.append(len(data))
+            super().data_received(data)
+
+    async def app(_, receive, send) -> None:
+        while (event := await receive())["type"] == "http.request":
+            found.extend(event["body"])
+            if not event["more_body"]:
+                await send({"type": "http.response.start", "status": 204, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+    async def serve() -> None:
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=Connection, ws="none")
+        config.load()
+        client, server = socket.socketpair()
+        client.setblocking(False)
+        sent = client.send(CHUNKED + b"\r\n" + body)
+        assert sent > 2 * READ_BYTES, "there is enough to read at once"
+        state = uvicorn.Server(config).server_state
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: BoundedReads(Connection(config, state, {})), server)
+        await loop.sock_sendall(client, (CHUNKED + b"\r\n" + body)[sent:] + b"0\r\n\r\n")
+        assert (await loop.sock_recv(client, 99)).startswith(b"HTTP/1.1 204")
+        client.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    assert found == b"x" * 25_000
+    assert max(sizes) <= READ_BYTES
