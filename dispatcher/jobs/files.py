@@ -3,7 +3,7 @@ the jobs folder do.
 
 <jobs>/.files/<id>/file.json    tenant, name, size and when it came; the folder is moved into place when it is whole
                    items.bin    its bytes
-<jobs>/.files/.new-<tenant's hash>-*/    an upload; its items.bin is as long as what it has reserved of the tenant's bytes
+<jobs>/.files/.new-<tenant's hash>-*/    an upload; its items.bin is as long as what it has reserved
 """
 
 import contextlib
