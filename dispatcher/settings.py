@@ -59,7 +59,7 @@ class DispatcherSettings(WorkerPlace):
     rest_address: str = ""
     """host:port of KServe v2 and OpenAI's API over HTTP/1.1 (Triton's own is 8000); empty = none."""
     rest_json_bytes_max: int = Field(-1, ge=-1)
-    """Largest JSON part of a REST request; -1 = message_bytes_max. Parts from 256 KiB are read in separate processes,
+    """Largest JSON part of a REST request; -1 = message_bytes_max. Parts from 64 KiB are read in separate processes,
     about 40 ms a MiB."""
     rest_json_memory_bytes_max: int = Field(2**30, ge=2**26)
     """Memory of each of these processes; JSON takes up to 30 times its bytes."""

@@ -17,7 +17,7 @@ from dispatcher.fronts.openai.embeddings import Embeddings
 from dispatcher.fronts.openai.engines import TextAnswer, check_tools, text_api, text_inputs, whole_calls
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.calls import HttpError, HttpReply, refusal
-from dispatcher.fronts.rest.codec_process import PROCESS_TEXT_BYTES, CodecProcess
+from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, CodecProcess
 from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contract
@@ -67,13 +67,13 @@ class Completions:
 
     async def read(self, body: bytes, headers: Mapping[str, str], endpoint: str, line: str) -> Asked | AskedVectors:
         """Read a body, a large one in a process. Raises InvalidInput, Unavailable."""
-        if len(body) < PROCESS_TEXT_BYTES:
+        if len(body) < PROCESS_BYTES:
             return bodies.read_text(body, headers, endpoint)
         return await self._process(len(body)).call(line, bodies.read_text, body, headers, endpoint)
 
     async def read_line(self, data: bytes, line: str) -> tuple[str, Asked | AskedVectors | TrefoilError]:
         """Read a line of a batch as `batch_lines.read_line`, a large one in a process. Raises as `read`."""
-        if len(data) < PROCESS_TEXT_BYTES:
+        if len(data) < PROCESS_BYTES:
             return batch_lines.read_line(data)
         return await self._process(len(data)).call(line, batch_lines.read_line, data)
 

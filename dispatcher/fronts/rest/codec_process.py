@@ -22,10 +22,9 @@ from dispatcher.fronts.openai import batch_lines, bodies, chat_templates, vector
 from dispatcher.fronts.rest import codec, generate_codec
 from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
-PROCESS_BYTES: Final = 256 * 1024
-"""JSON from here on is read and written in a separate process: others' requests must not wait for it."""
-PROCESS_TEXT_BYTES: Final = 64 * 1024
-"""So is a request for text from here on: few are as large, and a KiB of them takes longer to check."""
+PROCESS_BYTES: Final = 64 * 1024
+"""JSON from here on is read and written in a separate process. The event loop takes some 20 ms for the slowest that is
+smaller: empty texts, with `Inf`, a large exponent and a surrogate pair."""
 _LENGTH: Final = struct.Struct("<Q")
 _NO_MEMORY: Final = InvalidInput(
     "this JSON needs more memory than rest_json_memory_bytes_max, a setting of the dispatcher, allows",

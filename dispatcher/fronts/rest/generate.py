@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest import generate_codec
 from dispatcher.fronts.rest.calls import STOPPING, EventStream, HttpReply, HttpRequest, error_body, while_there
-from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, PROCESS_TEXT_BYTES, CodecProcess
+from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.routing.core.receipts import SLICE
 from dispatcher.transport.core import kserve_wire
@@ -40,7 +40,7 @@ class Generate:
         self, ask: HttpRequest, caller: Caller, body: bytes, model: str, version: str, one: bool
     ) -> HttpReply | None:
         metadata = (await self._contracts.fetch(model)).metadata.SerializeToString()
-        if len(body) < PROCESS_TEXT_BYTES:
+        if len(body) < PROCESS_BYTES:
             data = generate_codec.read(body, metadata, model, version)
         else:
             process, line = self._process(len(body)), caller.flow[0]

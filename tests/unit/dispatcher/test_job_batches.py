@@ -164,7 +164,7 @@ def test_contents_that_do_not_fit_their_shape():
 def test_large_json_is_refused_with_a_remedy():
     small = {"inputs": [{"name": "IMAGE", "datatype": "UINT8", "shape": [1, 2], "data": [0, 1]}]}
     assert read(json.dumps(small).encode().ljust(PROCESS_BYTES - 1))[0].rows == 1
-    with pytest.raises(InvalidInput, match=r"item = '262144 bytes': is too large for JSON. Remedy: .* in binary"):
+    with pytest.raises(InvalidInput, match=r"item = '65536 bytes': is too large for JSON. Remedy: .* in binary"):
         read(json.dumps(small).encode().ljust(PROCESS_BYTES))
 
 
