@@ -223,8 +223,8 @@ def read_start_strings(pid: int, what: Literal["cmdline", "environ"]) -> bytes:
 
 
 def open_lock(path: Path) -> int:
-    """Descriptor of a lock file, made where it is missing. One that cannot be written locks as well. What is no regular
-    file is set aside, as a state file is: opening a FIFO would block.
+    """Descriptor of a lock file, made where it is missing. One that cannot be written locks as well. Anything but a
+    regular file is set aside, as a state file is: opening a FIFO would block.
 
     Raises:
         OSError: the disk refuses.
