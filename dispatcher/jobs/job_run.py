@@ -5,10 +5,11 @@ A failed batch is tried again item by item, so that each item has its own answer
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
@@ -111,7 +112,7 @@ class JobRun:
         self.why = ""
         self.closing = False
         self.fault: Exception | None = None
-        """What it broke on in the owner's loop."""
+        """What it broke on."""
 
     # --- what it does now ---------------------------------------------------------------------------------------------
 
@@ -120,14 +121,13 @@ class JobRun:
         """Slices that have a batch of it."""
         return self._running.keys()
 
-    def guarded(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Do what the owner asks of each job in turn; one that breaks on it begins nothing more."""
-        if self.fault is not None:
-            return
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Keep a fault of this job from all others: it begins nothing more, and its owner ends it."""
         try:
-            work(*arguments)
+            yield
         except Exception as error:
-            LOG.exception("job stops", job=self.job.id)
+            LOG.exception("job failed", job=self.job.id)
             self.closing, self.fault = True, error
 
     def start_batches(self, busy: set[SliceKey]) -> None:
@@ -146,8 +146,7 @@ class JobRun:
             price_g = (self._price_g(target) or 0.0) * sum(item.rows for item in batch)
             self._spending_g += price_g
             assert self._group is not None
-            answering = self._closing_if_it_fails(self._answer(batch, target, price_g))
-            self._running[target.slice] = self._group.create_task(answering, name=name)
+            self._running[target.slice] = self._group.create_task(self._answer(batch, target, price_g), name=name)
 
     @property
     def waiting(self) -> int:
@@ -238,7 +237,8 @@ class JobRun:
     async def _answer(self, batch: list[Item], target: RouteTarget, price_g: float) -> None:
         began_s = self._clock.monotonic_s()
         try:
-            await self._send(batch, target)
+            with self.guarded():
+                await self._send(batch, target)
         finally:
             self.slice_s += self._clock.monotonic_s() - began_s
             self._spending_g -= price_g
@@ -328,18 +328,15 @@ class JobRun:
         """Read ahead and write results, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._closing_if_it_fails(self._read_ahead()), name=f"items of {self.job.id}")
-            group.create_task(self._closing_if_it_fails(self._write_results()), name=f"results of {self.job.id}")
-
-    async def _closing_if_it_fails(self, part: Coroutine[Any, Any, None]) -> None:
-        """Begin nothing more once a part of the job has failed: its group takes none then."""
-        try:
-            await part
-        except Exception:
-            self.closing = True
-            raise
+            group.create_task(self._read_ahead(), name=f"items of {self.job.id}")
+            with self.guarded():
+                await self._write_results()
 
     async def _read_ahead(self) -> None:
+        with self.guarded():
+            await self._read_all()
+
+    async def _read_all(self) -> None:
         files = self.owned.items
         assert files is not None
         while self.states.next < self.owned.stored.items or self.abroad or self.states.parcels:  # items may come back

@@ -363,10 +363,8 @@ class JobsOwner:
         """End a job that is done, cancelled or has spent its grams; tell readers how it stands."""
         run = self.runs[name]
         cancelled = await on_disk(self._folder.cancelled, name)
-        error = run.fault or (self._tasks[name].exception() if self._tasks[name].done() else None)
-        if error is not None:
-            LOG.error("job failed", job=name, exc_info=error)
-            first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        if run.fault is not None:
+            first = run.fault.exceptions[0] if isinstance(run.fault, BaseExceptionGroup) else run.fault
             cancelled = f"the dispatcher cannot run it, see its log: {first!r}"
         if run.finished:
             await self._end(name, JobState.DONE, "")
@@ -433,14 +431,17 @@ class JobsOwner:
     async def _schedule(self) -> None:
         while True:
             self._wake.clear()
-            for run in self.runs.values():
-                run.guarded(run.make_room)
+            runs = [run for run in self.runs.values() if run.fault is None]
+            for run in runs:
+                with run.guarded():
+                    run.make_room()
             if self.runs and self.owns and not self._local.draining and (busy := self.idle.busy()) is not None:
                 busy.update(*(run.busy for run in self.runs.values()))
-                slice_s = {run.job: run.slice_s for run in self.runs.values()}
-                waiting = {run.job for run in self.runs.values() if run.why}
+                slice_s = {run.job: run.slice_s for run in runs}
+                waiting = {run.job for run in runs if run.why}
                 for job in self._turns.order(slice_s, waiting, self.calendar_s()):
-                    self.runs[job.id].guarded(self.runs[job.id].start_batches, busy)
+                    with self.runs[job.id].guarded():
+                        self.runs[job.id].start_batches(busy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S if self.runs else LOOK_S / 2):
                     await self._wake.wait()

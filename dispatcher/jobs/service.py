@@ -33,7 +33,6 @@ SAID_S: Final = 30.0  # how often a status is sent again that has not changed
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
 UPLOADS_MAX: Final = 8
 READERS_MAX: Final = 16  # clients that read results at once; as many may read files of batches
-END: Final[Any] = None  # of a client's messages
 UNRESULTED: Final = "CANCELLED"
 """Code of items that were not run because their job had ended."""
 
@@ -120,9 +119,10 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     @staticmethod
     async def _messages(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """A client's messages. Raises Unavailable: it is slower than `pace` allows."""
+        end: Any = None
         try:
-            async for message in paced(lambda: anext(messages, END), lambda message: int(message.ByteSize())):
-                if message is END:
+            async for message in paced(lambda: anext(messages, end), lambda message: int(message.ByteSize())):
+                if message is end:
                     return
                 yield message
         except TimeoutError as error:

@@ -14,6 +14,7 @@ from itertools import pairwise
 import grpc
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from dispatcher.jobs import job_run, owner, service
@@ -86,9 +87,11 @@ async def test_what_one_job_breaks_on_ends_that_job_alone(system, jobs, monkeypa
         await real(run, *arguments)
 
     monkeypatch.setattr(job_run.JobRun, "_split", split)
-    await jobs.submit(items(20), id="bug")
-    await jobs.submit(items(20), id="b")
-    last = await jobs.ended("bug")
+    with capture_logs() as logs:
+        await jobs.submit(items(20), id="bug")
+        await jobs.submit(items(20), id="b")
+        last = await jobs.ended("bug")
+    assert {one["job"] for one in logs if one["event"] == "job failed"} == {"bug"}
     assert last.state == CANCELLED
     assert last.why == "the dispatcher cannot run it, see its log: RuntimeError('a bug')"
     assert (await jobs.ended("b")).answered == 20
@@ -104,9 +107,11 @@ async def test_a_turn_that_one_job_breaks_on_ends_that_job_alone(system, jobs, m
         real(run, *arguments)
 
     monkeypatch.setattr(job_run.JobRun, part, turn)
-    await jobs.submit(items(20), id="bug")
-    await jobs.submit(items(20), id="b")
-    last = await jobs.ended("bug")
+    with capture_logs() as logs:
+        await jobs.submit(items(20), id="bug")
+        await jobs.submit(items(20), id="b")
+        last = await jobs.ended("bug")
+    assert [one["job"] for one in logs if one["log_level"] == "error"] == ["bug"], "it is logged once"
     assert (last.state, last.why) == (CANCELLED, "the dispatcher cannot run it, see its log: RuntimeError('a bug')")
     assert (await jobs.ended("b")).answered == 20
 

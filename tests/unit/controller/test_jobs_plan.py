@@ -151,6 +151,15 @@ def test_an_overload_of_several_priorities_has_a_plan_whatever_the_solver_s_tole
     assert any(one.items_late or one.items_unplaced for one in plan.prospects)
 
 
+def test_an_overload_of_others_does_not_make_a_small_job_late():
+    """The next hour is far cleaner; the overload is of another family, so it takes nothing of this job's device."""
+    other = dataclasses.replace(COST, family="yolo")
+    slots = [dataclasses.replace(one, pools=(*one.pools, DevicePool("other", HOUR, HOUR, (other,))))
+             for one in (hour(n, 500 if not n else 10) for n in range(48))]  # fmt: skip
+    plan = plan_jobs([job("a", 0.1, 1), job("b", 27_000, 1, family="yolo")], slots, 0.0)
+    assert (prospect(plan, "a").items_late, prospect(plan, "b").short_of) == (0, Shortage.CAPACITY)
+
+
 def test_an_overload_beside_a_job_due_after_the_last_slot_has_a_plan():
     plan = plan_jobs([job("a", 5, 3), job("b", 1, 40, priority=1)], [hour(n + 1, 300) for n in range(3)], HOUR)
     assert prospect(plan, "a").items_late + prospect(plan, "a").items_unplaced > 0
