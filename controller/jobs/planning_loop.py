@@ -14,7 +14,8 @@ from typing import Final
 
 import structlog
 
-from controller.jobs.core.hours import SLOT_S, offers_now, plan_hours, zone_slots
+from controller.jobs.core.hours import SLOT_S, plan_hours, zone_slots
+from controller.jobs.core.offers import left_over, slots_ahead
 from controller.jobs.core.requests import request_offers
 from controller.jobs.zone_offers import ZoneOffers
 from controller.observe.core.observation import LatestInputs
@@ -84,7 +85,6 @@ class JobsPlanning:
 
         Raises:
             StateUnavailable, Fenced: nothing was written.
-            InvalidInput: the view has numbers that cannot be planned with.
         """
         epoch = self._leadership.epoch
         if not epoch or self._clock.monotonic_s() - self._made_s > STALE_S:
@@ -147,8 +147,8 @@ class JobsPlanning:
     async def offers(self) -> Offers:
         """What this zone has left over for jobs of others."""
         slots, calendar_s = await self._zone_slots(PERIOD_S)
-        fresh = self._clock.monotonic_s() - self._made_s <= STALE_S
-        return offers_now(slots, calendar_s, self._portions if fresh else ())
+        portions = self._portions if self._clock.monotonic_s() - self._made_s <= STALE_S else ()
+        return Offers(slots[0].zone, calendar_s, left_over(slots_ahead(slots, calendar_s), portions))
 
     async def _zone_slots(self, age_max_s: float) -> tuple[Sequence[Slot], float]:
         """Slots of this zone, computed again if they are older, and the time of the calendar."""

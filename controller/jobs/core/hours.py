@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from controller.jobs.core.offers import left_over, slots_ahead
 from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
 from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.rules import Rule
@@ -16,7 +15,6 @@ from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.jobs.planned import (
     FlexibleDemand,
-    Offers,
     OpenJobs,
     PendingJob,
     PlannedJobs,
@@ -35,7 +33,12 @@ NO_OFFERS: Final[Mapping[str, Sequence[Slot]]] = {}
 def zone_slots(view: PlanView, ahead_s: float) -> list[Slot]:
     """Slots of this zone from now on, in calendar time; `ahead_s`: what the view's time lacks to be that."""
     until_s = view.now_s + HORIZON_MAX_S
-    return [_in_calendar(slot, ahead_s) for slot in slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))]
+    slots = slots_of(view, SLOT_S, until_s, load_ahead(view, until_s))
+    times = ((slot.carbon.starts_at_s + ahead_s, slot.carbon.ends_at_s + ahead_s) for slot in slots)
+    return [
+        replace(slot, carbon=replace(slot.carbon, starts_at_s=starts_s, ends_at_s=ends_s))
+        for slot, (starts_s, ends_s) in zip(slots, times, strict=True)
+    ]
 
 
 def plan_hours(
@@ -89,15 +92,3 @@ def _own_devices(
         for slot in slots
     ]
     return devices_needed(served, mine, now_s)
-
-
-def offers_now(slots: Sequence[Slot], now_s: float, portions: Sequence[Portion]) -> Offers:
-    """What this zone has left over for others, of its slots, where its own jobs have these portions."""
-    return Offers(slots[0].zone, now_s, left_over(slots_ahead(slots, now_s), portions))
-
-
-def _in_calendar(slot: Slot, ahead_s: float) -> Slot:
-    carbon = slot.carbon
-    return replace(
-        slot, carbon=replace(carbon, starts_at_s=carbon.starts_at_s + ahead_s, ends_at_s=carbon.ends_at_s + ahead_s)
-    )

@@ -8,45 +8,30 @@ deadline first.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Final
 
 from controller.jobs.core.program import Division, JobsProgram, Lot, lots_of
-from trefoil.core import errors
 from trefoil.core.jobs.planned import FlexibleDemand, JobsPlan, PendingJob, Portion, Prospect, Shortage, Slot
 from trefoil.core.units import format_minute
 
 CRUMB: Final = 1e-3  # items: less is the solver's tolerance
-POOL: Final = ("free_s", "sure_s", "idle_w", "wake_j", "woken")
-COST: Final = ("device_s", "active_j")
-TIMES: Final = ("complete_by_s", "arrives_at_s")
-JOB: Final = ("items_left", "accuracy_floor", "transfer_j", "grams_left", *TIMES)
 
 
 def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> JobsPlan:
     """Plan jobs over slots. The first slot of each zone begins by now; a zone's slots neither overlap nor leave gaps.
 
-    Nothing is dropped: what cannot be in time is planned late, what has no place is counted in its prospect.
+    Nothing is dropped: what cannot be in time is planned late, what has no place is counted in its prospect. Numbers
+    were checked where they came from (`open_jobs.py`, `offers.py`).
 
     Raises:
-        errors.InvalidInput: two jobs of one id, slots of a zone that overlap, or a number that cannot be.
         CpuLimitHit, NothingFound: the solver gave up; the last plan stays.
     """
     wanted = sorted(jobs, key=lambda job: job.job_id)
-    _check(wanted, slots)
+    assert len({job.job_id for job in wanted}) == len(wanted), [job.job_id for job in wanted]
     expected = [job for job in wanted if job.arrives_at_s > now_s]
     wanted = [job for job in wanted if job.arrives_at_s <= now_s]
     lots = lots_of(wanted, slots, now_s)
-    shares = _portions(found := _divided(wanted, expected, slots, now_s))
-    plan = plan_of(wanted, lots, shares, slots, now_s)
-    begun = _begun(slots, now_s)
-    woken = {
-        (zone, pool): math.ceil(devices - CRUMB)
-        for (zone, pool, starts_at_s), devices in found.woken.items()
-        if starts_at_s == begun.get(zone) and devices > CRUMB
-    }
-    return replace(plan, woken=woken)
+    return plan_of(wanted, lots, _portions(_divided(wanted, expected, slots, now_s)), slots, now_s)
 
 
 def plan_of(
@@ -63,13 +48,9 @@ def plan_of(
         _prospect(job, shares.get(job.job_id, []), without.get(job.job_id, Shortage.NONE), until_s) for job in jobs
     )
     portions = tuple(one for job in jobs for one in shares.get(job.job_id, []))
-    now = _demand_now({job.job_id: job for job in jobs}, portions, _begun(slots, now_s))
+    begun = {slot.zone: slot.carbon.starts_at_s for slot in slots if slot.carbon.starts_at_s <= now_s}
+    now = _demand_now({job.job_id: job for job in jobs}, portions, begun)
     return JobsPlan(now_s, until_s, portions, prospects, now, grams=sum(one.grams for one in portions))
-
-
-def _begun(slots: Sequence[Slot], now_s: float) -> dict[str, float]:
-    """Start of the slot of each zone that has begun."""
-    return {slot.zone: slot.carbon.starts_at_s for slot in slots if slot.carbon.starts_at_s <= now_s}
 
 
 def _divided(here: list[PendingJob], expected: list[PendingJob], slots: Sequence[Slot], now_s: float) -> Division:
@@ -77,74 +58,11 @@ def _divided(here: list[PendingJob], expected: list[PendingJob], slots: Sequence
     for jobs in (here + expected, here) if expected else (here,):
         lots = tuple(lot for lot in lots_of(jobs, slots, now_s) if lot.options)
         if not lots:
-            return Division((), (), {}, {})
+            return Division((), (), {})
         found = JobsProgram(lots, now_s).in_time()
         if found is not None:
             return found
     return JobsProgram(lots, now_s).least_late()
-
-
-def _check(jobs: Sequence[PendingJob], slots: Sequence[Slot]) -> None:
-    for job, other in pairwise(jobs):
-        if job.job_id == other.job_id:
-            raise errors.InvalidInput(
-                "two jobs of one id", field="job_id", value=job.job_id, remedy="give each its own"
-            )
-    for job in jobs:
-        check_pending(job)
-    ends: dict[str, float] = {}
-    for slot in slots:
-        at_s = slot.carbon.starts_at_s
-        if at_s < ends.get(slot.zone, -math.inf) or slot.carbon.ends_at_s <= at_s:
-            raise errors.InvalidInput(
-                f"slots of zone {slot.zone!r} overlap or are empty",
-                field="slots.carbon.starts_at_s",
-                value=at_s,
-                remedy="give a zone's slots in order, each after the one before",
-            )
-        ends[slot.zone] = slot.carbon.ends_at_s
-        names = sorted(pool.name for pool in slot.pools)
-        if twice := [name for name, other in pairwise(names) if name == other]:
-            raise errors.InvalidInput(
-                f"two pools of one name in zone {slot.zone!r}", field="pools.name", value=twice[0],
-                remedy="give each pool of a slot its own",
-            )  # fmt: skip
-        numbers = {"carbon.p50_g_per_kwh": slot.carbon.p50_g_per_kwh, "pue": slot.pue}
-        for pool in slot.pools:
-            numbers |= {f"{pool.name}.{name}": getattr(pool, name) for name in POOL}
-            numbers |= {f"{pool.name}.{c.family}.{name}": getattr(c, name) for c in pool.costs for name in COST}
-        for name, number in numbers.items():
-            if not 0 <= number < math.inf or (number == 0 and name.endswith(".device_s")):
-                remedy = "leave out what is not known"
-                raise errors.InvalidInput(
-                    f"not a number of zone {slot.zone!r} to plan with", field=name, value=number, remedy=remedy
-                )
-
-
-def check_pending(job: PendingJob) -> None:
-    """Check the numbers of a job. A deadline may be in the past: then the job is late.
-
-    Raises:
-        errors.InvalidInput: naming the field.
-    """
-    for name in JOB:
-        number = getattr(job, name)
-        least = -math.inf if name in TIMES else 0.0
-        unbounded = name == "grams_left" and number == math.inf
-        if not (least <= number < math.inf or unbounded) or number == -math.inf:
-            raise errors.InvalidInput(
-                f"not a number of job {job.job_id!r} to plan with", field=name, value=number,
-                remedy="give a finite number, not below 0 unless it is a time",
-            )  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Left:
-    """What is left of a job while portions are handed out."""
-
-    job: PendingJob
-    items: float
-    portions: list[Portion] = field(default_factory=list)
 
 
 def _portions(found: Division) -> dict[str, list[Portion]]:
@@ -153,24 +71,23 @@ def _portions(found: Division) -> dict[str, list[Portion]]:
     for lot, amounts in zip(found.lots, found.items, strict=True):
         for option, items in zip(lot.options, amounts, strict=True):
             used_s[option.place] += items * option.cost.device_s
-    shares: dict[str, list[Portion]] = {}
+    shares: dict[str, list[Portion]] = defaultdict(list)
     for lot, amounts in zip(found.lots, found.items, strict=True):
-        waiting = [_Left(job, float(job.items_left)) for job in lot.jobs]
+        left = {job.job_id: float(job.items_left) for job in lot.jobs}
         in_time = sorted(zip(lot.options, amounts, strict=True), key=lambda one: one[0].slot.carbon.ends_at_s)
         for option, items in in_time:
             added_g = found.added_g.get(option.place, 0.0) / max(used_s[option.place], CRUMB) * option.cost.device_s
-            for left in waiting:
-                part = min(items, left.items)
+            for name in left:
+                part = min(items, left[name])
                 if part > CRUMB:
                     carbon = option.slot.carbon
-                    left.portions.append(
+                    shares[name].append(
                         Portion(
-                            left.job.job_id, option.slot.zone, option.pool.name, carbon.starts_at_s, carbon.ends_at_s,
+                            name, option.slot.zone, option.pool.name, carbon.starts_at_s, carbon.ends_at_s,
                             part, part * (option.item_g + added_g), part * option.cost.device_s, option.cost.variant,
                         )
                     )  # fmt: skip
-                items, left.items = items - part, left.items - part
-        shares |= {left.job.job_id: left.portions for left in waiting}
+                items, left[name] = items - part, left[name] - part
     return shares
 
 

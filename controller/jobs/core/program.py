@@ -76,11 +76,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Division of lots: items by lot and option, and devices awake for jobs by place."""
+    """Division of lots: items by lot and option."""
 
     lots: tuple[Lot, ...]
     items: tuple[tuple[float, ...], ...]
-    woken: dict[tuple[str, str, float], float]
     added_g: dict[tuple[str, str, float], float]
     """Grams of idle and wake-up joules by place."""
 
@@ -262,18 +261,18 @@ class JobsProgram:
             tuple(max(0.0, found.values[run]) * HOUR_S / lot.device_s for run in runs)
             for lot, runs in zip(self.lots, self._runs, strict=True)
         )
-        woken = {place: max(0.0, found.values[variable]) for place, variable in self._awake.items()}
         options = {option.place: option for lot in self.lots for option in lot.options}
         added: dict[tuple[str, str, float], float] = {}
         before: dict[tuple[str, str], float] = {}
-        for place, awake in woken.items():
+        for place, variable in self._awake.items():
+            awake = max(0.0, found.values[variable])
             option, pool = options[place], options[place].pool
             carbon = option.slot.carbon
             wakes = max(0.0, awake - before.get(place[:2], pool.woken))
             energy_j = awake * pool.idle_w * (carbon.ends_at_s - carbon.starts_at_s) + wakes * pool.wake_j
             added[place] = grams(energy_j, carbon.p50_g_per_kwh, option.slot.pue)
             before[place[:2]] = awake
-        return Division(self.lots, items, woken, added)
+        return Division(self.lots, items, added)
 
 
 def _done(lot: Lot, runs: Sequence[int], at_s: float) -> list[tuple[int, float]]:

@@ -1,15 +1,12 @@
 """Plans of jobs: where items go, what is promised, and what is said where something is short."""
 
 import dataclasses
-import math
-import re
 
 import numpy as np
 import pytest
 
 from controller.jobs.core.planning import plan_jobs
 from tests.support.jobs import COST, HOUR, hour, hours_of, job
-from trefoil.core.errors import InvalidInput
 from trefoil.core.jobs.planned import DevicePool, Shortage
 
 
@@ -30,10 +27,8 @@ def test_idle_devices_come_before_devices_that_must_be_woken():
     slots = [hour(0, 280, awake=0.5, asleep=2), hour(1, 350, awake=1.0)]
     plan = plan_jobs([job(hours=1.5, by=2)], slots, 0.0)
     assert hours_of(plan) == {("here", 0, "awake"): 0.5, ("here", 1, "awake"): 1.0}
-    assert not plan.woken
     plan = plan_jobs([job(hours=1.5, by=2)], [hour(0, 260, awake=0.5, asleep=2), slots[1]], 0.0)
     assert hours_of(plan) == {("here", 0, "awake"): 0.5, ("here", 0, "asleep"): 1.0}
-    assert plan.woken == {("here", "asleep"): 1}
     assert plan.grams == pytest.approx((18_000 * 10 + 36_000 * 13) / 3.6e6 * 260)
 
 
@@ -55,7 +50,6 @@ def test_devices_are_woken_whole_in_the_slot_that_has_begun():
     assert hours_of(plan_jobs([job(hours=0.2, by=2)], slots, 0.0)) == {("here", 1, "asleep"): 0.2}
     plan = plan_jobs([job(hours=0.9, by=2)], slots, 0.0)
     assert hours_of(plan) == {("here", 0, "asleep"): 0.9}
-    assert plan.woken == {("here", "asleep"): 1}
 
 
 def test_jobs_that_are_expected_hold_their_place():
@@ -217,50 +211,3 @@ def test_work_beyond_the_forecast_waits_only_for_hours_that_are_dearer_than_the_
 def test_nothing_to_plan_is_a_plan():
     assert plan_jobs([], [hour(0, 100)], 0.0).portions == ()
     assert plan_jobs([job()], [], 0.0).prospects[0].short_of == Shortage.ZONE
-
-
-def test_equal_ids_and_overlapping_slots_are_refused():
-    with pytest.raises(InvalidInput, match="job_id = 'a': two jobs of one id"):
-        plan_jobs([job(), job()], [hour(0, 100)], 0.0)
-    with pytest.raises(InvalidInput, match="overlap"):
-        plan_jobs([job()], [hour(0, 100), hour(0, 100)], 0.0)
-
-
-def test_two_pools_of_one_name_in_a_slot_are_refused():
-    slot = hour(0, 100)
-    other = dataclasses.replace(slot.pools[0], costs=(dataclasses.replace(COST, family="other"),))
-    with pytest.raises(InvalidInput, match=r"pools\.name = 'awake': two pools"):
-        plan_jobs([job()], [dataclasses.replace(slot, pools=(slot.pools[0], other))], 0.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"complete_by_s": math.nan}, "complete_by_s = nan"),
-        ({"complete_by_s": math.inf}, "complete_by_s = inf"),
-        ({"arrives_at_s": -math.inf}, "arrives_at_s = -inf"),
-        ({"grams_left": math.nan}, "grams_left = nan"),
-        ({"grams_left": -1.0}, "grams_left = -1.0"),
-        ({"transfer_j": math.nan}, "transfer_j = nan"),
-        ({"transfer_j": math.inf}, "transfer_j = inf"),
-        ({"accuracy_floor": math.nan}, "accuracy_floor = nan"),
-        ({"items_left": -3}, "items_left = -3"),
-    ],
-)
-def test_a_number_of_a_job_that_cannot_be_is_refused_by_its_name(change, field):
-    with pytest.raises(InvalidInput, match=re.escape(field)):
-        plan_jobs([dataclasses.replace(job(), **change)], [hour(0, 100)], 0.0)
-
-
-@pytest.mark.parametrize(
-    ("slot", "field"),
-    [
-        (hour(0, math.nan), "carbon.p50_g_per_kwh = nan"),
-        (hour(0, 100, awake=-1), "awake.free_s = -3600.0"),
-        (hour(0, 100, awake=0, asleep=1, wake_j=math.inf), "asleep.wake_j = inf"),
-        (hour(0, 100, cost=dataclasses.replace(COST, device_s=0.0)), "awake.digits.device_s = 0.0"),
-    ],
-)
-def test_a_number_that_cannot_be_is_refused_by_its_name(slot, field):
-    with pytest.raises(InvalidInput, match=re.escape(field)):
-        plan_jobs([job()], [slot], 0.0)
