@@ -10,14 +10,14 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dispatcher.jobs.core.job import ID, Bounds
-from dispatcher.jobs.folder import GONE, ITEMS, KEPT_FACTOR, NEW, locked, sweep, sync_folder
+from dispatcher.jobs.entries import ITEMS, NEW, Incoming, locked, remove, sweep
+from dispatcher.jobs.folder import KEPT_FACTOR
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.state_files import STRANGE, read_state
@@ -75,9 +75,7 @@ class FilesFolder:
     def remove(self, name: str, tenant: str) -> None:
         """Remove a file. Raises NotFound."""
         self.get(name, tenant)
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            os.rename(self.root / name, self.root / f"{GONE}{name}-{uuid.uuid4().hex[:8]}")
-        sweep(self.root)
+        remove(self.root, name)
 
     def expire(self, now_s: float, uploads_older_s: float) -> None:
         """Remove files that are too old, and what uploads left."""
@@ -89,9 +87,10 @@ class FilesFolder:
                 self.remove(name, info.tenant)
         sweep(self.root, uploads_older_s)
 
-    def new_path(self, tenant: str, name: str) -> Path:
-        """Folder of a tenant's upload."""
-        return self.root / f"{NEW}{hashlib.sha256(tenant.encode()).hexdigest()[:16]}-{name}"
+    @staticmethod
+    def uploads_of(tenant: str) -> str:
+        """What folders of a tenant's uploads begin with."""
+        return f"{NEW}{hashlib.sha256(tenant.encode()).hexdigest()[:16]}-"
 
     def reserve(self, upload: Path, tenant: str, size: int) -> int:
         """Reserve room for an upload of so many bytes, and for some of those that follow; returns for how many.
@@ -109,8 +108,8 @@ class FilesFolder:
         """Check that a tenant may have one file more, of so many bytes; returns how many it may have. Its other uploads
         count as what they have reserved. Raises InvalidInput.
         """
-        others = [_size(path) for path in self.root.glob(f"{self.new_path(tenant, '*').name}/{ITEMS}") if
-                  path.parent != upload]  # fmt: skip
+        uploads = self.root.glob(f"{self.uploads_of(tenant)}*/{ITEMS}")
+        others = [_size(path) for path in uploads if path.parent != upload]
         files, most = self.all(tenant), KEPT_FACTOR * self._bounds.tenant_max
         if len(files) >= most:
             remedy = f"delete some: at most {most}, ten times the dispatcher's jobs_tenant_max"
@@ -124,16 +123,14 @@ class FilesFolder:
         return room
 
 
-class FileUpload:
+class FileUpload(Incoming):
     """A file on its way to disk. It is none before `commit`."""
 
     def __init__(self, folder: FilesFolder, tenant: str) -> None:
         """Raises InvalidInput: the tenant has too many. OSError: the disk refuses."""
-        self._folder, self._tenant = folder, tenant
         folder.check_room(tenant, 0)
-        self.path = folder.new_path(tenant, uuid.uuid4().hex)
-        self.path.mkdir(parents=True, mode=0o700)
-        self._file = open(self.path / ITEMS, "wb")  # noqa: SIM115 (closed by commit or discard)
+        super().__init__(folder.root, folder.uploads_of(tenant))
+        self._folder, self._tenant = folder, tenant
         self._size = self._reserved = 0
 
     def add(self, data: bytes) -> None:
@@ -141,27 +138,19 @@ class FileUpload:
         self._size += len(data)
         if self._size > self._reserved:  # not only at its end, when the disk may be full of it
             self._reserved = self._folder.reserve(self.path, self._tenant, self._size)
-        self._file.write(data)
+        self._write(data)
 
     def commit(self, filename: str, now_s: float) -> FileInfo:
         """Make it a file. Raises as `add`."""
-        self._file.truncate(self._size)  # flushes; what was reserved beyond it is free again
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._file.truncate(self._size)  # what was reserved beyond it is free again
+        self._close()
         name = f"file-{uuid.uuid4().hex[:24]}"
         info = FileInfo(name, self._tenant, filename[:NAME_CHARS_MAX], self._size, now_s)
         replace_file(self.path / INFO, json.dumps(asdict(info)), mode=0o600)
-        with locked(self._folder.root):
+        with locked(self._root):
             self._folder.check_room(self._tenant, self._size, self.path)
-            os.rename(self.path, self._folder.root / name)
-        with contextlib.suppress(OSError):  # it is in place: "nothing was kept" would be untrue
-            sync_folder(self._folder.root)
+            self._place(name)
         return info
-
-    def discard(self) -> None:
-        """Remove what has come."""
-        self._file.close()
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _size(path: Path) -> int:

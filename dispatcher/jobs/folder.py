@@ -15,19 +15,15 @@
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
-import math
 import os
 import re
-import shutil
 import struct
 import uuid
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,26 +32,24 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from dispatcher.jobs.core.job import ID, Bounds, Job, JobState
-from dispatcher.jobs.core.journal import Ledger, Place, Result, accepted, encode, ended_entry, replay, results_entry
+from dispatcher.jobs.core.journal import Ledger, Result, accepted, encode, ended_entry, replay, results_entry
 from dispatcher.jobs.core.parcels import Parcel, kept, restored
+from dispatcher.jobs.entries import ITEMS, Incoming, locked, remove, sync_folder
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import InvalidInput, NotFound, one_of
 from trefoil.core.outside.plausible import EPOCH_MAX, numbers_fault
 from trefoil.core.outside.ranges import complaint
-from trefoil.runtime.files import LineFile, NotPlain, in_place, open_regular, read_plain, replace_file
-from trefoil.runtime.proc import open_lock
+from trefoil.runtime.files import LineFile, NotPlain, open_regular, read_plain, replace_file
 from trefoil.runtime.rpc import MESSAGE_BYTES_MAX
 from trefoil.runtime.state_files import BYTES_MAX, STRANGE, of_shape, read_state
 
 HEAD: Final = struct.Struct("<II")  # of an item: its bytes, their CRC-32
 INDEX_BYTES: Final = 8
 READ_BYTES: Final = 4 * 2**20  # of items at once
-NEW: Final = ".new-"
-GONE: Final = ".gone-"
-JOB, CANCEL, OWNER, FOLDER, LOCK = "job.json", "cancel.json", "owner.json", "folder.json", ".lock"
+JOB, CANCEL, OWNER, FOLDER = "job.json", "cancel.json", "owner.json", "folder.json"
 BATCH: Final = "batch.json"
 PARCELS: Final = "parcels.json"
-ITEMS, INDEX, JOURNAL, ANSWERS = "items.bin", "items.idx", "journal.", "answers."
+INDEX, JOURNAL, ANSWERS = "items.idx", "journal.", "answers."
 NAMED_MAX: Final = 5  # in errors
 OWNER_BYTES: Final = 4096
 LINE_BYTES_MAX: Final = 1024  # of an item in the journal: most have 150, errors 400
@@ -205,63 +199,31 @@ class JobsFolder:
 
     def remove(self, name: str) -> None:
         """Remove a job with its results."""
-        gone = self.root / f"{GONE}{name}-{uuid.uuid4().hex[:8]}"
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.root / name, gone)
+        remove(self.root, name)
         self._stored.pop(name, None)
-        self.sweep()
 
-    def sweep(self, older_than_s: float = 0.0) -> None:
-        """As the function."""
-        sweep(self.root, older_than_s)
-
-    def place(self, upload: "Upload", stored: Stored) -> None:
-        """Give an upload its place.
+    def is_new(self, stored: Stored) -> bool:
+        """Whether a job has yet to be kept; False: it was submitted before.
 
         Raises:
             InvalidInput: its name is another job's, or its tenant has as many as it may.
         """
         name = stored.job.id
-        with locked(self.root):
-            if (self.root / name).exists():
-                if self.stored(name).digest == stored.digest:
-                    upload.discard()  # submitted once more: the first one counts
-                    return
+        if (self.root / name).exists():
+            if self.stored(name).digest != stored.digest:
                 raise InvalidInput("is another job's", field="id", value=name, remedy="choose another, or leave it out")
-            self.check_room(stored.job)
-            os.rename(upload.path, self.root / name)
-        with contextlib.suppress(OSError):  # the job is in place: "nothing was kept" would be untrue
-            sync_folder(self.root)
+            return False
+        self.check_room(stored.job)
+        return True
 
 
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Lock a folder of jobs or files, in which no other process adds one meanwhile."""
-    descriptor = open_lock(root / LOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def sweep(root: Path, older_than_s: float = 0.0) -> None:
-    """Remove what is left of removed jobs or files, and of uploads that ended before a time [UTC s]."""
-    for entry in list(os.scandir(root)):
-        stale = entry.name.startswith(NEW) and _written_s(Path(entry)) < older_than_s
-        if stale or entry.name.startswith(GONE):
-            shutil.rmtree(entry.path, ignore_errors=True)
-
-
-class Upload:
+class Upload(Incoming):
     """Items of a job on their way to disk. Nothing of it is a job before `commit`."""
 
     def __init__(self, folder: JobsFolder, job: Job) -> None:
         """Raises OSError: the disk refuses."""
+        super().__init__(folder.root)
         self._folder, self._job = folder, job
-        self.path = folder.root / f"{NEW}{uuid.uuid4().hex}"
-        self.path.mkdir(parents=True, mode=0o700)
-        self._items = open(self.path / ITEMS, "wb")  # noqa: SIM115 (closed by commit or discard)
         self._index = array("Q")
         self._at = 0
         # Not the deadline: "in 6 h" is another time when the same job is submitted again.
@@ -287,8 +249,7 @@ class Upload:
             raise InvalidInput("are too large", field="items", value=f"{self._at} bytes", remedy=remedy)
         data = b"".join(parts)
         self._digest.update(data)
-        self._items.write(data)
-        self._items.flush()  # its time shows that the upload continues: see `JobsFolder.sweep`
+        self._write(data)
 
     @property
     def count(self) -> int:
@@ -299,13 +260,10 @@ class Upload:
         """Make the job one. `batch`: the record of a batch of OpenAI's API; one that is refused ends at once.
 
         Raises:
-            InvalidInput: as `JobsFolder.place`.
+            InvalidInput: as `JobsFolder.is_new`.
             OSError: the disk refuses.
         """
-        os.fsync(self._items.fileno())
-        if not in_place(self.path / ITEMS, self._items.fileno()):
-            raise FileNotFoundError(errno.ENOENT, "removed while it was written", str(self.path / ITEMS))
-        self._items.close()
+        self._close()
         if batch is not None:
             replace_file(self.path / BATCH, json.dumps(batch))
         if refused:
@@ -316,12 +274,11 @@ class Upload:
         replace_file(self.path / OWNER, b" " * OWNER_BYTES)
         stored = Stored(self._job, len(self._index), now_s, self._digest.hexdigest())
         replace_file(self.path / JOB, json.dumps(asdict(stored)))
-        self._folder.place(self, stored)
-
-    def discard(self) -> None:
-        """Remove what has come."""
-        self._items.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        with locked(self._root):
+            if self._folder.is_new(stored):
+                self._place(self._job.id)
+            else:
+                self.discard()
 
 
 class Items:
@@ -419,11 +376,6 @@ class JobReader:
             return JobState[self.ledger.ended]
         return JobState.RUNNING if self.ledger.answered or self.ledger.failed else JobState.WAITING
 
-    @property
-    def sizes(self) -> dict[int, int]:
-        """How much of each journal is read."""
-        return dict(self._epochs)
-
     def owner(self) -> tuple[str, str, float]:
         """What its owner said last, as `OwnedJob.say` has it; empty: nothing yet."""
         try:
@@ -447,21 +399,17 @@ class JobReader:
         found, total, item, files = list[tuple[int, bytes]](), 0, first, dict[int, int]()
         try:
             while item < min(self.stored.items, first + items_max) and total < bytes_max:
-                place = self.ledger.place(item)
-                if place is not None:
-                    data = self._bytes(place, files)
-                    found.append((item, data))
-                    total += len(data)
+                if self.ledger.done[item]:
+                    epoch, at, size = self.ledger.place(item)
+                    if epoch not in files:
+                        files[epoch] = open_regular(self.path / f"{ANSWERS}{epoch}")
+                    found.append((item, os.pread(files[epoch], size, at)))
+                    total += len(found[-1][1])
                 item += 1
         finally:
             for descriptor in files.values():
                 os.close(descriptor)
         return found, item
-
-    def _bytes(self, place: Place, files: dict[int, int]) -> bytes:
-        if place.epoch not in files:
-            files[place.epoch] = open_regular(self.path / f"{ANSWERS}{place.epoch}")
-        return os.pread(files[place.epoch], place.size, place.at)
 
 
 class OwnedJob(JobReader):
@@ -487,7 +435,7 @@ class OwnedJob(JobReader):
         self.items = Items(self.path)
         try:
             self.say(owner, "", 0.0)
-            before = {str(each): size for each, size in self.sizes.items()}
+            before = {str(each): size for each, size in self._epochs.items()}
             self._journal.append(encode({"owner": owner, "accepts": before}))
             self._sync_journal()
             sync_folder(self.path)
@@ -572,11 +520,6 @@ def _epochs(path: Path) -> list[int]:
     return [int(name[1]) for entry in os.scandir(path) if (name := EPOCH.fullmatch(entry.name))]
 
 
-def _written_s(upload: Path) -> float:
-    """When an upload was written last [UTC s]."""
-    return max((path.stat().st_mtime for path in (upload, upload / ITEMS) if path.exists()), default=math.inf)
-
-
 def _stored(name: str, tree: Any) -> Stored:
     """The job of that name that a tree is. Raises InvalidInput."""
     found: Stored = of_shape(Stored, tree)
@@ -584,12 +527,3 @@ def _stored(name: str, tree: Any) -> Stored:
     if why or found.job.id != name or not 0 <= found.items <= ITEMS_MAX:
         raise InvalidInput(why or f"job {found.job.id!r} of {found.items} items", field="job", value=name)
     return found
-
-
-def sync_folder(folder: Path) -> None:
-    """Write a folder's entries to disk. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from dispatcher.fronts.admin import AllWorkers
 from dispatcher.fronts.openai.completions import Completions
 from dispatcher.jobs.core.job import Job, JobState
 from dispatcher.jobs.core.turns import JobTurns
+from dispatcher.jobs.entries import sweep
 from dispatcher.jobs.files import FilesFolder
 from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, Stored, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
@@ -424,7 +425,7 @@ class JobsOwner:
                     await on_disk(self._folder.remove, name)
                     del self._ended_at_s[name]
                     LOG.info("results removed", job=name)
-        await on_disk(self._folder.sweep, min(now_s, self.calendar_s()) - UPLOAD_MAX_S)
+        await on_disk(sweep, self._folder.root, min(now_s, self.calendar_s()) - UPLOAD_MAX_S)
 
     # --- when -------------------------------------------------------------------------------------------------------
 

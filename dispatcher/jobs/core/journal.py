@@ -44,15 +44,6 @@ class ZoneSum:
     grams: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the result of an item lies: in the answers of an epoch."""
-
-    epoch: int
-    at: int
-    size: int
-
-
 @dataclass(slots=True)
 class Ledger:
     """What a journal says. `kept`: also where each result is, for readers of results."""
@@ -91,11 +82,9 @@ class Ledger:
         """Items without a result."""
         return self.items - self.answered - self.failed
 
-    def place(self, item: int) -> Place | None:
-        """Where the result of an item lies; None: it has none yet."""
-        if not self.done[item]:
-            return None
-        return Place(self._epochs[item], self._at[item], self._size[item])
+    def place(self, item: int) -> tuple[int, int, int]:
+        """Where the result of an item lies: epoch of the answers, begin and size there."""
+        return self._epochs[item], self._at[item], self._size[item]
 
     def apply(self, entry: Mapping[str, Any], epoch: int) -> None:
         """Apply one line.

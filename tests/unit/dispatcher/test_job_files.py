@@ -14,6 +14,7 @@ import pytest
 
 from dispatcher.jobs.core.job import Bounds, Job, JobState
 from dispatcher.jobs.core.journal import ERROR_CHARS_MAX, Result, encode, results_entry
+from dispatcher.jobs.entries import sweep
 from dispatcher.jobs.folder import Items, JobReader, JobsFolder, OwnedJob, Upload, highest_epoch, on_disk
 from dispatcher.jobs.owner import JobsOwner
 from tests.support.failing_disk import CALLS, FailingDisk
@@ -141,7 +142,7 @@ def test_killed_at_any_write_an_upload_is_whole_or_nothing(tmp_path, monkeypatch
     items = Items(folder.root / "a")
     assert items.read(0, 10) == ITEMS
     items.close()
-    folder.sweep(1e12)
+    sweep(folder.root, 1e12)
     assert {path.name for path in folder.root.iterdir()} == {"a", ".lock"}
 
 
@@ -376,14 +377,14 @@ def test_what_an_upload_writes_keeps_it(tmp_path):
     upload = Upload(folder, JOB)
     upload.add(ITEMS[:1])
     os.utime(upload.path, (1.0, 1.0))  # it began long ago
-    folder.sweep(1000.0)
+    sweep(folder.root, 1000.0)
     upload.add(ITEMS[1:])
     upload.commit(5.0)
     assert folder.stored("a").items == 10
     left = Upload(folder, JOB)
     for path in (left.path / "items.bin", left.path):
         os.utime(path, (1.0, 1.0))
-    folder.sweep(1000.0)
+    sweep(folder.root, 1000.0)
     with pytest.raises(FileNotFoundError):
         left.commit(5.0)
     assert not left.path.exists()

@@ -1,0 +1,91 @@
+"""Entries of the jobs folder and the files folder: each is a folder that comes and goes as a whole. All calls block."""
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trefoil.runtime.files import in_place
+from trefoil.runtime.proc import open_lock
+
+ITEMS, LOCK = "items.bin", ".lock"
+NEW: Final = ".new-"
+GONE: Final = ".gone-"
+
+
+class Incoming:
+    """An entry on its way to disk, with its bytes in ITEMS. It is none before it has its place."""
+
+    def __init__(self, root: Path, prefix: str = NEW) -> None:
+        """Raises OSError: the disk refuses."""
+        self._root, self.path = root, root / f"{prefix}{uuid.uuid4().hex}"
+        self.path.mkdir(parents=True, mode=0o700)
+        self._file = open(self.path / ITEMS, "wb")  # noqa: SIM115 (closed by _close or discard)
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()  # its time shows that the upload continues: see `sweep`
+
+    def _close(self) -> None:
+        """Bring its bytes to disk. Raises OSError: the disk refuses, or it was removed meanwhile."""
+        os.fsync(self._file.fileno())
+        if not in_place(self.path / ITEMS, self._file.fileno()):
+            raise FileNotFoundError(errno.ENOENT, "removed while it was written", str(self.path / ITEMS))
+        self._file.close()
+
+    def _place(self, name: str) -> None:
+        """Give it its place in the folder, which is locked. Raises OSError."""
+        os.rename(self.path, self._root / name)
+        with contextlib.suppress(OSError):  # it is in place: "nothing was kept" would be untrue
+            sync_folder(self._root)
+
+    def discard(self) -> None:
+        """Remove what has come."""
+        self._file.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Lock a folder, so that no other process adds an entry meanwhile."""
+    descriptor = open_lock(root / LOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove(root: Path, name: str) -> None:
+    """Remove an entry, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(root / name, root / f"{GONE}{name}-{uuid.uuid4().hex[:8]}")
+    sweep(root)
+
+
+def sweep(root: Path, older_than_s: float = 0.0) -> None:
+    """Remove what is left of removed entries, and of uploads that ended before a time [UTC s]."""
+    for entry in list(os.scandir(root)):
+        stale = entry.name.startswith(NEW) and _written_s(Path(entry)) < older_than_s
+        if stale or entry.name.startswith(GONE):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _written_s(upload: Path) -> float:
+    """When an upload was written last [UTC s]."""
+    return max((path.stat().st_mtime for path in (upload, upload / ITEMS) if path.exists()), default=math.inf)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a folder's entries to disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
