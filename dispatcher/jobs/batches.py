@@ -180,16 +180,11 @@ class BatchApi:
 
     def _outputs(self, batch: dict[str, Any], sizes: tuple[int, int]) -> list[dict[str, Any]]:
         """Output and error file of a batch that has ended."""
-        keep_s, ended_s = self._local.settings.jobs_keep_s, batch["finalizing_at"]
-        return [
-            {
-                "id": batch[f"{kind}_file_id"], "object": "file", "bytes": size, "created_at": ended_s,
-                "expires_at": int(ended_s + keep_s), "filename": f"{batch['id']}_{kind}.jsonl",
-                "purpose": "batch_output", "status": "processed", "status_details": None,
-            }
+        files = (
+            FileInfo(batch[f"{kind}_file_id"], "", f"{batch['id']}_{kind}.jsonl", size, batch["finalizing_at"])
             for kind, size in zip(("output", "error"), sizes, strict=True)
-            if batch[f"{kind}_file_id"]
-        ]  # fmt: skip
+        )
+        return [_file_object(each, self._files, "batch_output") for each in files if each.id]
 
     def _delete(self, tenant: str, name: str) -> None:
         if _OF_BATCH.fullmatch(name) and self._file(tenant, name):
@@ -400,10 +395,10 @@ def _is_text(value: Any, chars_max: int) -> bool:
     return type(value) is str and len(value) <= chars_max
 
 
-def _file_object(info: FileInfo, files: FilesFolder) -> dict[str, Any]:
+def _file_object(info: FileInfo, files: FilesFolder, purpose: str = "batch") -> dict[str, Any]:
     return {
         "id": info.id, "object": "file", "bytes": info.size, "created_at": int(info.created_at_s),
-        "expires_at": int(files.expires_at_s(info)), "filename": info.filename, "purpose": "batch",
+        "expires_at": int(files.expires_at_s(info)), "filename": info.filename, "purpose": purpose,
         "status": "processed", "status_details": None,
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -22,7 +23,8 @@ from dispatcher.request.contracts import Contract, Contracts
 from dispatcher.request.pace import BYTES_PER_S_MIN, SILENT_S, paced
 from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
-from trefoil.core.errors import DiskUnavailable, InvalidInput, NotFound, Unavailable
+from trefoil.core.errors import InvalidInput, NotFound, Unavailable
+from trefoil.runtime import codec
 from trefoil.runtime.files import disk_error
 from trefoil.runtime.security.scopes import check_request
 
@@ -64,7 +66,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             try:
                 return jobs_pb2.SubmitResponse(status=await self._submit(request_iterator, tenant))
             except OSError as error:
-                raise self._refused(error, "nothing of the job was kept") from error
+                raise disk_error(self._folder.root, error, "written", "nothing of the job was kept") from error
 
     async def _submit(self, messages: AsyncIterator[Any], tenant: str) -> Any:
         messages = self._messages(messages)
@@ -167,7 +169,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
                 await on_disk(self._folder.remove, request.id)
                 return jobs_pb2.CancelResponse(status=status)
         except OSError as error:
-            raise self._refused(error, "the job goes on") from error
+            raise disk_error(self._folder.root, error, "written", "the job goes on") from error
         return jobs_pb2.CancelResponse(status=await self.status(request.id))
 
     async def Watch(self, request: Any, context: Any) -> None:
@@ -283,11 +285,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         if planned is not None:
             status.prospect, status.in_danger = planned.reason, not planned.in_time
             status.at_once_grams, status.evenly_grams = planned.at_once_grams, planned.evenly_grams
-            for one in planned.hours:
-                status.hours.add(
-                    starts_at=_time(one.starts_at_s), ends_at=_time(one.ends_at_s), items=one.items, grams=one.grams,
-                    p50_g_per_kwh=one.p50_g_per_kwh, zone=one.zone,
-                )  # fmt: skip
+            status.hours.extend(codec.to_proto(replace(one, variants=())) for one in planned.hours)
         status.owner, status.why = self._owner.alive(owner), why
         if not status.owner:
             status.why = self._owner.why or "no dispatcher has it now: one takes it within seconds"
@@ -301,9 +299,6 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         if planned is not None and not planned.in_time and not status.why:
             status.why = planned.reason
         return status
-
-    def _refused(self, error: OSError, consequence: str) -> DiskUnavailable:
-        return disk_error(self._folder.root, error, "written", consequence)
 
 
 async def _unread(context: Any, message: Any) -> Any:

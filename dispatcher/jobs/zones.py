@@ -57,7 +57,8 @@ class ZoneParcels:
         self._transfer_j_per_mb = local.settings.transfer_j_per_mb
         self._silent_s = 0.0  # since when it does not answer
         self._refused: dict[str, tuple[float, str]] = {}  # when and why it refused a job
-        self._unneeded: list[str] = []  # ids of parcels that it may remove
+        self.unneeded: list[str] = []
+        """Ids of parcels that it may remove."""
         self._runs: tuple[JobRun, ...] = ()
         self._trouble = ""  # why it does not answer
 
@@ -66,10 +67,6 @@ class ZoneParcels:
         refused_s, why = self._refused.get(job, (-math.inf, ""))
         refused = self._clock.monotonic_s() - refused_s < REFUSED_S
         return self._trouble or (why if refused else "")
-
-    def leave(self, parcels: Iterable[Parcel]) -> None:
-        """Parcels of a job that has ended: nothing of them is needed."""
-        self._unneeded += [parcel.id for parcel in parcels if parcel.zone == self.zone]
 
     async def run(self, runs: Callable[[], Iterable[JobRun]]) -> None:
         """Look after the parcels of jobs, until cancelled."""
@@ -231,19 +228,19 @@ class ZoneParcels:
         """A parcel has ended here; its zone may remove it."""
         LOG.info("parcel ended", job=run.job.id, zone=self.zone, parcel=parcel.id, results=run.states.ended(parcel))
         run.states.forget(parcel)
-        self._unneeded.append(parcel.id)
+        self.unneeded.append(parcel.id)
         await run.write_parcels()
 
     async def _remove(self) -> None:
         """Have parcels that are not needed ended and removed, each until the peer has none of its name."""
-        for name in [] if self._trouble else list(self._unneeded):
+        for name in [] if self._trouble else list(self.unneeded):
             try:
                 await self._call("Cancel", jobs_pb2.CancelRequest(id=name, why="not needed", remove=True))
             except Unavailable as error:
                 self._silent(str(error))
                 return
             except TrefoilError:  # it has none of that name any more
-                self._unneeded.remove(name)
+                self.unneeded.remove(name)
 
     async def _probe(self) -> None:
         """Ask a peer that does not answer whether it is back."""
@@ -297,9 +294,9 @@ class Zones:
                 group.create_task(peer.run(runs), name=f"parcels in zone {zone}")
 
     def leave(self, parcels: Iterable[Parcel]) -> None:
-        """Parcels of a job that has ended."""
-        for peer in self.others.values():
-            peer.leave(parcels)
+        """Parcels of a job that has ended: nothing of them is needed."""
+        for parcel in (one for one in parcels if one.zone in self.others):
+            self.others[parcel.zone].unneeded.append(parcel.id)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -283,7 +283,8 @@ def read_items(source: Items) -> Iterator[bytes]:
         with _opened(source) as (file, stamp):
             before = stamp()
             if name.endswith(".jsonl"):
-                yield from (line for line in map(_stripped, file) if line)
+                lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in file)  # editors begin files with it
+                yield from (line for line in lines if line)
                 _require_unchanged(name, before, stamp())
                 return
             loaded = np.load(file, allow_pickle=False)
@@ -340,11 +341,6 @@ def _shown(source: Path | str) -> str:
     if isinstance(source, Path) or not mark:
         return str(source)
     return f"{head}{mark}{rest.partition('?')[0].rpartition('@')[2]}"
-
-
-def _stripped(line: bytes) -> bytes:
-    """A line without white space and without the mark by which editors begin files in UTF-8."""
-    return line.removeprefix(codecs.BOM_UTF8).strip()
 
 
 def _of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:

@@ -100,8 +100,8 @@ def show(
     _show([status], as_json_)
     if not as_json_:
         _show_zones(status)
-    if not as_json_ and not status.ended:
-        _show_hours(status)
+        if not status.ended:
+            _show_hours(status)
 
 
 @app.command("watch")
@@ -199,17 +199,10 @@ def _show(found: "list[JobStatus]", as_json: bool) -> None:
         cost = f"{each.joules:.4g} J, {each.grams:.3g} g" if each.joules else "-"
         rows.append(
             (
-                each.id,
-                each.family,
-                state,
-                done,
-                str(each.failed),
-                ended if each.ended else when,
-                cost,
-                each.tenant or "-",
-                "; ".join(filter(None, (each.why, each.first_error))) or each.prospect or "-",
+                each.id, each.family, state, done, str(each.failed), ended if each.ended else when, cost,
+                each.tenant or "-", "; ".join(filter(None, (each.why, each.first_error))) or each.prospect or "-",
             )
-        )
+        )  # fmt: skip
     columns = ("job", "family", "state", "done", "failed", "ends", "receipts", "tenant", "why")
     console().print(grid("Jobs", columns, rows))
 
