@@ -12,15 +12,16 @@ import json
 import os
 import uuid
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dispatcher.jobs.core.job import ID, Bounds
 from dispatcher.jobs.entries import ITEMS, NEW, Incoming, locked, remove, sweep
 from dispatcher.jobs.folder import KEPT_FACTOR
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.runtime.files import replace_file
-from trefoil.runtime.state_files import STRANGE, read_state
+from trefoil.runtime.state_files import of_shape, read_state
 
 FOLDER: Final = ".files"
 INFO: Final = "file.json"
@@ -58,7 +59,7 @@ class FilesFolder:
         return found
 
     def _found(self, name: str) -> FileInfo | None:
-        return read_state(self.root / name / INFO, _info) if ID.fullmatch(name) else None
+        return read_state(self.root / name / INFO, partial(of_shape, FileInfo)) if ID.fullmatch(name) else None
 
     def all(self, tenant: str) -> list[FileInfo]:
         """Files of a tenant, the oldest first."""
@@ -157,10 +158,3 @@ def _size(path: Path) -> int:
     with contextlib.suppress(FileNotFoundError):  # discarded meanwhile
         return path.stat().st_size
     return 0
-
-
-def _info(tree: Any) -> FileInfo:
-    try:
-        return FileInfo(**tree)
-    except STRANGE as error:
-        raise TypeError(f"no file: {error}") from error

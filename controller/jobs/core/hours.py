@@ -13,16 +13,7 @@ from controller.jobs.core.rules import Rule
 from controller.jobs.core.slots import devices_needed, is_standing, load_ahead, slots_of
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
-from trefoil.core.jobs.planned import (
-    FlexibleDemand,
-    OpenJobs,
-    PendingJob,
-    PlannedJobs,
-    Portion,
-    Shortage,
-    Slot,
-    planned_jobs,
-)
+from trefoil.core.jobs.planned import FlexibleDemand, OpenJobs, PlannedJobs, Portion, Shortage, Slot, planned_jobs
 from trefoil.core.units import HOUR_S
 
 SLOT_S: Final = HOUR_S
@@ -53,8 +44,8 @@ def plan_hours(
     Also what the planner of slices is to know, of each record that cannot be planned (folder, why), and the portions.
 
     Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep and
-    what is not cut of others are planned with, too: those jobs run at once, the planner of slices wakes and cuts what
-    they need in this slot, and what is said of them counts on it.
+    what is not cut of others are planned with, too. Those jobs run at once, and their prospects count on it. The
+    planner of slices wakes and cuts what they need in this slot.
     """
     home = every[0].zone
     latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
@@ -71,8 +62,9 @@ def plan_hours(
     carbon = {(slot.zone, slot.carbon.starts_at_s): slot.carbon.p50_g_per_kwh for slot in slots + of_peers}
     by_id = {job.job_id: job for job in jobs}
     devices = devices_needed(every, waking.portions, now_s)
+    own = {one.family: [p for p in waking.portions if by_id[p.job_id].family == one.family] for one in waking.now}
     flexible = tuple(
-        replace(one, devices=devices, own_devices=_own_devices(one.family, every, waking.portions, by_id, now_s))
+        replace(one, devices=devices, own_devices=devices_needed(every, own[one.family], now_s, one.family))
         for one in waking.now
         if one.zone == home
     )
@@ -80,15 +72,3 @@ def plan_hours(
     promised = {one.job_id: one for one in waking.prospects if one.job_id in short}
     written = planned_jobs(plan, revision, by_id, carbon, others, home, promised)
     return written, flexible, wrong, plan.portions
-
-
-def _own_devices(
-    family: str, slots: Sequence[Slot], portions: Sequence[Portion], jobs: Mapping[str, PendingJob], now_s: float
-) -> int:
-    """Whole devices that requests and jobs of one family take in the slots that have begun."""
-    mine = [one for one in portions if jobs[one.job_id].family == family]
-    served = [
-        replace(slot, pools=tuple(pool for pool in slot.pools if family in {cost.family for cost in pool.costs}))
-        for slot in slots
-    ]
-    return devices_needed(served, mine, now_s)

@@ -67,10 +67,10 @@ def is_standing(pool: DevicePool) -> bool:
     return pool.stands or not (pool.idle_w or pool.wake_j)
 
 
-def devices_needed(slots: Sequence[Slot], portions: Sequence[Portion], now_s: float) -> int:
-    """Whole devices that requests and these portions take in the slots that have begun. Those that are woken come on
-    top of those that stand, however little of these is taken: the rest of them cannot take the place. Where that rest
-    is cut for jobs, all that is awake counts."""
+def devices_needed(slots: Sequence[Slot], portions: Sequence[Portion], now_s: float, family: str = "") -> int:
+    """Whole devices that requests, of one family if given, and these portions take in the slots that have begun. Those
+    that are woken come on top of those that stand, however little of these is taken: the rest of them cannot take the
+    place. Where that rest is cut for jobs, all that is awake counts."""
     used = {True: 0.0, False: 0.0}  # by whether devices are awake
     for slot in (one for one in slots if one.carbon.starts_at_s <= now_s):
         length_s = slot.carbon.ends_at_s - slot.carbon.starts_at_s
@@ -80,6 +80,8 @@ def devices_needed(slots: Sequence[Slot], portions: Sequence[Portion], now_s: fl
                 of_jobs_s[one.pool] += one.device_s
         cuts = any(of_jobs_s[pool.name] for pool in slot.pools if not (pool.idle_w or is_standing(pool)))
         for pool in slot.pools:
+            if family and family not in {cost.family for cost in pool.costs}:
+                continue
             awake, full = pool.stands or not pool.idle_w, FULL if pool.total_s else 1.0
             taken_s = max(0.0, pool.total_s - pool.free_s) + of_jobs_s[pool.name]
             taken_s = max(pool.total_s, pool.free_s) if awake and cuts else taken_s
@@ -201,8 +203,7 @@ def _more(devices: Iterable[Device]) -> dict[tuple[DeviceType, SliceType, bool],
 def _part(kind: DeviceType, name: str) -> float:
     """Part of a device that a slice is: of its memory or of its compute, whichever is more."""
     shape, whole = slice_type(kind, name), kind.largest
-    parts = ((shape.memory_slices, whole.memory_slices), (shape.compute_slices, whole.compute_slices))
-    return max(one / of for one, of in parts if of)
+    return max(shape.memory_slices / whole.memory_slices, shape.compute_slices / max(1, whole.compute_slices))
 
 
 def _pools(
