@@ -10,7 +10,7 @@ from typing import Final
 from controller.jobs.core.open_jobs import pending_jobs, unplanned_grams
 from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.rules import Rule
-from controller.jobs.core.slots import devices_needed, is_standing, load_ahead, slots_of
+from controller.jobs.core.slots import devices_needed, is_awake, load_ahead, slots_of
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.jobs.planned import FlexibleDemand, OpenJobs, PlannedJobs, Portion, Shortage, Slot, planned_jobs
@@ -43,15 +43,15 @@ def plan_hours(
     """Plan open jobs in calendar time over the slots of this zone; `offered`: slots of peers.
     Also what the planner of slices is to know, of each record that cannot be planned (folder, why), and the portions.
 
-    Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep and
-    what is not cut of others are planned with, too. Those jobs run at once, and their prospects count on it. The
-    planner of slices wakes and cuts what they need in this slot.
+    Jobs are held back only for what slices that run have time for. Where that is not enough in time, devices asleep are
+    planned with, too: those jobs run at once, the planner of slices wakes what they need in this slot, and what is said
+    of them counts on it.
     """
     home = every[0].zone
     latest_s = max((one.complete_by_s for told in found for one in told.jobs), default=now_s)
     until_s = now_s + max(HORIZON_MIN_S, latest_s - now_s + SLOT_S)
     every = [slot for slot in every if slot.carbon.starts_at_s < until_s]
-    slots = [replace(slot, pools=tuple(pool for pool in slot.pools if is_standing(pool))) for slot in every]
+    slots = [replace(slot, pools=tuple(pool for pool in slot.pools if is_awake(pool))) for slot in every]
     of_peers = [slot for zone in sorted(offered) for slot in offered[zone]]
     families = {cost.family for slot in slots + of_peers for pool in slot.pools for cost in pool.costs}
     jobs, wrong = pending_jobs(found, families, home, now_s, offered)

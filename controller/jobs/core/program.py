@@ -21,9 +21,9 @@ from trefoil.core.units import HOUR_S, grams
 WAITING: Final = 5e-4  # grams saved for an hour's wait that are worth it, as a share: of equal hours the first is taken
 WHOLE: Final = 1e-6  # of a device: what the solver may lack of a whole one
 LIMITS: Final = Limits(nodes=500, gap=1e-6)
-SLACKS: Final = (1e-8, 1e-6, 1e-5, 1e-4)
-"""By which lateness may exceed its minimum while grams are minimised [device hours x hours]: each after the one before,
-where the solver finds no point within it."""
+SLACKS: Final = ((0.0, 1e-8), (1e-7, 1e-7), (1e-6, 1e-6), (1e-5, 1e-5), (1e-4, 1e-4))
+"""By which lateness may exceed its minimum while grams are minimised, as a share and in hours: each after the one
+before, where the solver finds no point within it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,8 @@ class JobsProgram:
                 continue
             length_h = (carbon.ends_at_s - carbon.starts_at_s) / HOUR_S
             idle_g = grams(pool.idle_w * length_h * HOUR_S, carbon.p50_g_per_kwh, option.slot.pue)
-            wakes_now = begun and pool.idle_w > 0.0
-            most = math.floor(free_h / length_h + WHOLE) if wakes_now else free_h / length_h
-            awake = self._program.variable(idle_g * self._patience(option), 0.0, most, integer=wakes_now)
+            most = math.floor(free_h / length_h + WHOLE) if begun else free_h / length_h
+            awake = self._program.variable(idle_g * self._patience(option), 0.0, most, integer=begun)
             wakes = self._program.variable(grams(pool.wake_j, carbon.p50_g_per_kwh, option.slot.pue), 0.0, math.inf)
             self._program.row([*terms, (awake, -length_h)], high=0.0)
             last = before.get(place[:2])
@@ -248,9 +247,9 @@ class JobsProgram:
 
     def _solved(self, most: Mapping[int, float]) -> Result:
         """Solve with rows of at most so much, or of as little more as the solver's tolerance asks for."""
-        for slack in SLACKS:
+        for share, slack_h in SLACKS:
             for row, high in most.items():
-                self._program.high[row] = high + slack
+                self._program.high[row] = high * (1 + share) + slack_h
             found = self._program.solve(LIMITS)
             if found is not None:
                 return found

@@ -4,31 +4,29 @@ Source: ours. Data: a planner's view, loads to come. Result: slots from now on.
 Formulation: slices that stand serve jobs of their family with their variant, up to `FULL` of their time. The jobs run
 in batches of the largest size profiled. Requests take their rate times their time on such a slice. Devices asleep could
 serve any family with any variant that fits, whole. Slices that requests do not need at the 90 % line of their load form
-a separate pool. `exact` puts them to sleep unless jobs use them, so their idle power counts as the jobs'. What is not
-cut of an awake device adds no idle power; `exact` cuts it when jobs need it. A load that is not given keeps its present
-value. Left out: generative families, families in stages, shared slices, CPUs, devices of other zones, silent nodes.
+a separate pool. `exact` puts them to sleep unless jobs use them, so their idle power counts as the jobs'. A load that
+is not given keeps its present value. Left out: generative families, families in stages, shared slices, CPUs, devices of
+other zones, silent nodes.
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from controller.planners.exact.flexible import UNCUT_MAX
 from controller.planners.planning_input import Device, HostedSlice, PlanningInput, read_view
 from controller.planners.profile_rows import CatalogKey, effective_row, fits
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand
 from trefoil.core.catalog import Variant
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import slice_type
 from trefoil.core.fleet import DeviceType, SliceType
 from trefoil.core.jobs.planned import DevicePool, ItemCost, Portion, Slot
 from trefoil.core.units import HOUR_S, MS_PER_S
 
 WHOLE: Final = 1e-3  # of a device: the solver's tolerance
-EXACT: Final = ("exact", "static_mix")  # the planners that put devices to sleep, and wake and cut them for jobs
+EXACT: Final = ("exact", "static_mix")  # the planners that put to sleep what is not needed, and wake for jobs
 FULL: Final = 0.9  # of a slice's time that requests and jobs may take together
 
 
@@ -50,42 +48,37 @@ def slots_of(view: PlanView, slot_s: float, until_s: float, ahead: Sequence[Load
     usable = [device for device in inputs.devices if not device.zone and not device.frozen]
     standing = _Standing(inputs, [device for device in usable if device.awake])
     wakes = view.current is None or view.current.planner in EXACT
-    more = _more(usable) if wakes else {}
+    asleep = Counter(device.type for device in usable if not device.awake and wakes)
     found, starts_s = [], view.now_s
     while starts_s < until_s:
         ends_s = min(until_s, (math.floor(starts_s / slot_s + 1e-9) + 1) * slot_s)
         mean, high = ({f: rates[i] for f, rates in _load(view, ahead, starts_s).items()} for i in (0, 1))
         short = standing.short(high)
-        pools = [*standing.pools(mean, high, ends_s - starts_s), *_pools(inputs, more, short, ends_s - starts_s)]
+        pools = [*standing.pools(mean, high, ends_s - starts_s), *_asleep(inputs, asleep, short, ends_s - starts_s)]
         found.append(Slot(view.carbon.series.zone, _carbon(view, starts_s, ends_s), tuple(pools), view.pue))
         starts_s = ends_s
     return tuple(found)
 
 
-def is_standing(pool: DevicePool) -> bool:
-    """Whether a pool is of slices that stand now."""
-    return pool.stands or not (pool.idle_w or pool.wake_j)
+def is_awake(pool: DevicePool) -> bool:
+    """Whether a pool is of devices that are awake now."""
+    return pool.stands or not pool.idle_w
 
 
 def devices_needed(slots: Sequence[Slot], portions: Sequence[Portion], now_s: float, family: str = "") -> int:
     """Whole devices that requests, of one family if given, and these portions take in the slots that have begun. Those
     that are woken come on top of those that stand, however little of these is taken: the rest of them cannot take the
-    place. Where that rest is cut for jobs, all that is awake counts."""
+    place."""
     used = {True: 0.0, False: 0.0}  # by whether devices are awake
     for slot in (one for one in slots if one.carbon.starts_at_s <= now_s):
         length_s = slot.carbon.ends_at_s - slot.carbon.starts_at_s
-        of_jobs_s = defaultdict[str, float](float)
-        for one in portions:
-            if (one.zone, one.starts_at_s) == (slot.zone, slot.carbon.starts_at_s):
-                of_jobs_s[one.pool] += one.device_s
-        cuts = any(of_jobs_s[pool.name] for pool in slot.pools if not (pool.idle_w or is_standing(pool)))
         for pool in slot.pools:
             if family and family not in {cost.family for cost in pool.costs}:
                 continue
-            awake, full = pool.stands or not pool.idle_w, FULL if pool.total_s else 1.0
-            taken_s = max(0.0, pool.total_s - pool.free_s) + of_jobs_s[pool.name]
-            taken_s = max(pool.total_s, pool.free_s) if awake and cuts else taken_s
-            used[awake] += pool.part * taken_s / length_s / full
+            place = slot.zone, pool.name, slot.carbon.starts_at_s
+            jobs_s = sum(one.device_s for one in portions if (one.zone, one.pool, one.starts_at_s) == place)
+            requests_s, full = max(0.0, pool.total_s - pool.free_s), FULL if pool.total_s else 1.0
+            used[is_awake(pool)] += pool.part * (requests_s + jobs_s) / length_s / full
     return sum(math.ceil(each - WHOLE) for each in used.values())
 
 
@@ -187,37 +180,16 @@ class _Standing:
         return sum(max(0.0, self._busy(load, f) - FULL) * count for f, count in self._devices.items())
 
 
-def _more(devices: Iterable[Device]) -> dict[tuple[DeviceType, SliceType, bool], float]:
-    """Devices asleep, and what is not cut of others, by type, largest slice that fits, and whether they wake."""
-    found: dict[tuple[DeviceType, SliceType, bool], float] = {}
-    for device in (one for one in devices if one.running or not one.awake):
-        cut = sum(_part(device.type, name) for name, _, _ in device.layout) if device.awake else 0.0
-        fits_in = [one for one in device.type.slice_types if _part(device.type, one.name) <= 1.0 - cut + WHOLE]
-        if fits_in:
-            shape = max(fits_in, key=lambda one: _part(device.type, one.name)) if device.awake else device.type.largest
-            key = device.type, shape, not device.awake
-            found[key] = found.get(key, 0.0) + 1.0 - cut
-    return {key: count for key, count in found.items() if key[2] or count > UNCUT_MAX}
-
-
-def _part(kind: DeviceType, name: str) -> float:
-    """Part of a device that a slice is: of its memory or of its compute, whichever is more."""
-    shape, whole = slice_type(kind, name), kind.largest
-    return max(shape.memory_slices / whole.memory_slices, shape.compute_slices / max(1, whole.compute_slices))
-
-
-def _pools(
-    inputs: PlanningInput, more: Mapping[tuple[DeviceType, SliceType, bool], float], short: float, length_s: float
-) -> Iterator[DevicePool]:
-    """Pools of devices that could be woken or cut; those that requests may need are not sure."""
-    for (kind, shape, asleep), count in sorted(more.items(), key=lambda one: (one[0][0].name, one[0][1].name)):
-        part = _part(kind, shape.name)
-        costs = tuple(replace(one, device_s=one.device_s * part) for one in _whole(inputs, kind, shape))
+def _asleep(inputs: PlanningInput, devices: Counter[DeviceType], short: float, length_s: float) -> Iterator[DevicePool]:
+    """Devices that could be woken whole; those that requests may need are not sure."""
+    for kind, count in sorted(devices.items(), key=lambda one: one[0].name):
+        costs = tuple(_whole(inputs, kind, kind.largest))
         if costs:
-            name = f"{kind.name} asleep" if asleep else f"{kind.name} not cut, {shape.name}"
-            sure_s = max(0.0, count - math.ceil(short)) * length_s
             idle_w, wake_j = _added(inputs, kind)
-            yield DevicePool(name, count * length_s, sure_s, costs, idle_w if asleep else 0.0, wake_j)
+            sure_s = max(0.0, count - math.ceil(short)) * length_s
+            yield DevicePool(
+                f"{kind.name} asleep", count * length_s, sure_s, costs, idle_w=idle_w, wake_j=wake_j
+            )  # fmt: skip
 
 
 def _added(inputs: PlanningInput, kind: DeviceType) -> tuple[float, float]:

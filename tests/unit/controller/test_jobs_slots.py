@@ -5,18 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from controller.jobs.core.hours import plan_hours, zone_slots
 from controller.jobs.core.planning import plan_jobs
 from controller.jobs.core.slots import FULL, LoadAhead, devices_needed, slots_of
 from controller.planners.base import BasePlanner
-from controller.planners.exact.planner import ExactPlanner
 from tests.support.planning import NOW_S, SERIES, applied, fleet, objective, view
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
-from trefoil.core.jobs.planned import DevicePool, OpenJob, OpenJobs, PendingJob, Portion, Slot
+from trefoil.core.jobs.planned import DevicePool, PendingJob, Portion, Slot
 from trefoil.core.plan import Expected
 from trefoil.core.units import grams
 
@@ -113,22 +110,6 @@ def test_devices_that_wake_for_jobs_come_on_top_of_those_that_stand():
     slot = Slot("test", CarbonBand(0.0, HOUR), (stands, DevicePool("asleep", 3 * HOUR, 3 * HOUR, (), idle_w=20.0)))
     there, cold = (Portion("a", "test", pool, 0.0, HOUR, 1.0, 0.0, 0.2 * HOUR) for pool in ("1g", "asleep"))
     assert [devices_needed([slot], of, 0.0) for of in ([], [there], [there, cold])] == [1, 1, 2]
-
-
-def test_what_is_not_cut_of_awake_gpus_is_cut_for_jobs_before_a_gpu_is_woken():
-    """Four of five GPUs are awake for spread alone, each with one small slice."""
-    known = view(rate=5.0, devices=fleet(5), wanted=[objective(spread_min=4)])
-    plan = ExactPlanner().plan(known, np.random.default_rng(1)).plan
-    known = dataclasses.replace(known, fleet=applied(plan, known.fleet), current=plan)
-    asked = OpenJobs("f", 1, (OpenJob("a", "digits", 1_000_000, NOW_S + 2 * HOUR),))
-    written, (flexible,), _, _ = plan_hours(zone_slots(known, 0.0), [asked], NOW_S, Revision())
-    assert (written.jobs[0].in_time, written.jobs[0].at_once, flexible.devices) == (True, True, 4)
-    filled = ExactPlanner().plan(dataclasses.replace(known, flexible=(flexible,)), np.random.default_rng(1)).plan
-    before, cut = (
-        [sum(part.key.size for part in device.slices) for node in one.nodes for device in node.devices]
-        for one in (plan, filled)
-    )
-    assert (cut.count(0), sum(cut) > 2 * sum(before)) == (1, True), "of the same GPUs; one sleeps on"
 
 
 def test_load_to_come_takes_its_time_and_then_devices_asleep():
