@@ -44,7 +44,6 @@ SHARES: Final = (0.1, 0.3, 0.5)
 DEADLINES_H: Final = (4, 12, 24)
 MIDDLE: Final = (0.3, 12)
 MOVED_J: Final = 1.0  # an item of 150 kB there, its result back: 0.002 kWh a GB, an assumption
-LOOK_H: Final = 24
 BLOCK_H, EVERY_H = 14 * 24, 91 * 24  # a fortnight of each quarter
 CRUMB_H: Final = 1e-3  # device hours: what rounding to items may add up to
 RULES: Final[Mapping[str, Callable[[], Rule]]] = {
@@ -90,13 +89,10 @@ class _Fleet:
         played.hours, played.woken_h, self.woken = played.hours + self.run_h, played.woken_h + woken, woken
 
 
-def play(
-    worlds: Sequence[World], rule: Rule, deadline_h: int, knows: str = "forecast", expects: bool = False
-) -> Played:
+def play(worlds: Sequence[World], rule: Rule, deadline_h: int, knows: str = "forecast") -> Played:
     """Play hours in which a job arrives in every zone, to be complete in so many hours, and a rule decides.
 
-    With several zones a job may run in all of them. `knows`: see `World.slots`; `expects`: the rule also sees the jobs
-    that are expected, and slots until `2 * deadline_h`, a day at most.
+    With several zones a job may run in all of them. `knows`: see `World.slots`.
     """
     fleets = {one.zone: _Fleet(one) for one in worlds}
     moved_j = MOVED_J if len(worlds) > 1 else 0.0
@@ -112,14 +108,8 @@ def play(
             fleet.begin(hour)
         waiting = sorted(jobs.values(), key=lambda job: job.complete_by_s)
         last = max((math.ceil(job.complete_by_s / HOUR_S) for job in waiting), default=hour)
-        known = list(waiting)
-        if expects and hour < arrive:
-            last = max(last, min(hour + min(2 * deadline_h, LOOK_H), hours))
-            for one in worlds:
-                zones = (one.zone, *(other.zone for other in worlds if other is not one))
-                known += one.expected(hour, min(last, arrive), deadline_h, zones, moved_j)
         slots = [s for f in fleets.values() for s in f.world.slots(hour, max(1, last - hour), f.woken, knows)]
-        _run(jobs, fleets, waiting, _now(rule, known, slots, hour * HOUR_S) if jobs else {}, hour, played)
+        _run(jobs, fleets, waiting, _now(rule, waiting, slots, hour * HOUR_S) if jobs else {}, hour, played)
         for fleet in fleets.values():
             fleet.end(hour, played)
     played.late_h += sum(job.items_left for job in jobs.values()) * item().device_s / HOUR_S
@@ -200,18 +190,14 @@ def case(zone: Zone, share: float, deadline_h: int, whole_year: bool) -> dict[st
     found: dict[str, Any] = {"zone": zone.name, "share": share, "deadline_h": deadline_h}
     parts = blocks(world(zone, share), whole_year)
 
-    def row(rule: str, knows: str = "forecast", expects: bool = False) -> dict[str, float]:
-        played = [play([part], RULES[rule](), deadline_h, knows, expects) for part in parts]
+    def row(rule: str, knows: str = "forecast") -> dict[str, float]:
+        played = [play([part], RULES[rule](), deadline_h, knows) for part in parts]
         sums = {name: sum(getattr(one, name) for one in played) for name in ("grams", "late_h", "woken_h", "hours")}
         return {name: round(float(value), 3) for name, value in sums.items()}
 
-    found["rules"] = {rule: row(rule, expects=rule == "planned") for rule in RULES}
+    found["rules"] = {rule: row(rule) for rule in RULES}
     if (share, deadline_h) == MIDDLE:
-        found["knows"] = {
-            "none": row("planned", "none", True),
-            "truth": row("planned", "truth", True),
-            "arrived": row("planned"),
-        }
+        found["knows"] = {knows: row("planned", knows) for knows in ("none", "truth")}
     known = [perfect(part, deadline_h) for part in parts]
     found["perfect_g"] = round(sum(one for one in known if one is not None), 3) if None not in known else None
     return found
@@ -221,8 +207,8 @@ def pair(zones: tuple[Zone, Zone], whole_year: bool) -> dict[str, Any]:
     """Two zones whose jobs may run in both, against each for itself; at the middle share and deadline."""
     share, deadline_h = MIDDLE
     worlds = [blocks(world(zone, share), whole_year) for zone in zones]
-    alone = [play([part], RULES["planned"](), deadline_h, expects=True) for parts in worlds for part in parts]
-    both = [play(parts, RULES["planned"](), deadline_h, expects=True) for parts in zip(*worlds, strict=True)]
+    alone = [play([part], RULES["planned"](), deadline_h) for parts in worlds for part in parts]
+    both = [play(parts, RULES["planned"](), deadline_h) for parts in zip(*worlds, strict=True)]
     return {
         "zones": [zone.name for zone in zones],
         "alone_g": round(float(sum(one.grams for one in alone)), 3),

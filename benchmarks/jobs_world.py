@@ -22,7 +22,7 @@ from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.forecaster import Forecaster
 from trefoil.core.carbon import CarbonBand
 from trefoil.core.device_types import device_type
-from trefoil.core.jobs.planned import DevicePool, ItemCost, PendingJob, Slot
+from trefoil.core.jobs.planned import DevicePool, ItemCost, Slot
 from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.runtime.repository import load_catalog
 
@@ -129,7 +129,6 @@ class World:
     arriving: Values
     carbon_ahead: Values
     load_ahead: Values
-    arriving_ahead: Values
 
     @property
     def hours(self) -> int:
@@ -166,19 +165,6 @@ class World:
             found.append(Slot(self.zone, band, pools))
         return found
 
-    def expected(
-        self, hour: int, until: int, deadline_h: int, zones: tuple[str, ...], moved_j: float
-    ) -> list[PendingJob]:
-        """Jobs that the forecast expects to arrive here in the hours after one."""
-        return [
-            PendingJob(
-                f"{self.zone}+{lead}", FAMILY, items(self.arriving_ahead[hour, 1, lead - 1]),
-                (hour + lead + deadline_h) * HOUR_S, zones=zones, transfer_j=moved_j,
-                arrives_at_s=(hour + lead) * HOUR_S,
-            )
-            for lead in range(1, until - hour)
-        ]  # fmt: skip
-
 
 @cache
 def _carbon(zone: Zone) -> tuple[Values, Values]:
@@ -197,7 +183,7 @@ def world(zone: Zone, share: float) -> World:
     local = (np.arange(len(carbon)) + begin.hour + zone.utc_offset_h) % 24
     rng = np.random.default_rng([SEED, *zone.name.encode()])
     load, arriving = (WORK * part * (day / day.mean())[local] * _noise(rng, len(carbon)) for part in (1 - share, share))
-    whole = (carbon, load, arriving, ahead, forecasts(load), forecasts(arriving))
+    whole = (carbon, load, arriving, ahead, forecasts(load))
     return World(zone.name, *(one[WARM_UP_H:] for one in whole))
 
 

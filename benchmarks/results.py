@@ -89,7 +89,7 @@ def jobs_tables(found: Mapping[str, Any]) -> dict[str, str]:
             away = statistics.fmean(map(jobs.distance_pct, cases))
             rows.append([zone, deadline_h, *saved, f"{away:.1f}"])
         told = [case for case in found["cases"] if case["zone"] == zone and "knows" in case]
-        away_by = [[jobs.distance_pct(case, name) for case in told] for name in ("", "none", "truth", "arrived")]
+        away_by = [[jobs.distance_pct(case, name) for case in told] for name in ("", "none", "truth")]
         worth.append([zone, f"{found['thirds'][zone]:.1f}", *(f"{statistics.fmean(each):.1f}" for each in away_by)])
     pairs = [
         [
@@ -100,7 +100,7 @@ def jobs_tables(found: Mapping[str, Any]) -> dict[str, str]:
         for one in found["pairs"]
     ]
     against = [f"`{rule}`" for rule in rules]
-    knows = ["forecasts", "none", "the true carbon", "forecasts, no expected jobs"]
+    knows = ["forecasts", "none", "the true carbon"]
     return {
         "savings": markdown(["zone", "deadline, h", *against, "above perfect"], rows),
         "worth": markdown(["zone", "cleanest third below the day", *knows], worth),

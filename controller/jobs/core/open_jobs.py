@@ -65,7 +65,7 @@ def _fault(one: OpenJob, now_s: float) -> str:
 def unplanned_grams(jobs: Sequence[PendingJob], slots: Sequence[Slot], now_s: float) -> dict[str, tuple[float, float]]:
     """Grams of each job if its items ran at once, and evenly until its deadline. What has no room costs as the last
     slot does."""
-    options = {job.job_id: lot.options for lot in lots_of(jobs, slots, now_s) for job in lot.jobs}
+    options = {job.job_id: lot.options for lot in lots_of(jobs, slots) for job in lot.jobs}
     last_g = {name: max((one.place[2], one.whole_g) for one in each)[1] for name, each in options.items() if each}
     by_rule = [
         {one.job_id: one.grams + one.items_unplaced * last_g.get(one.job_id, 0.0) for one in plan.prospects}

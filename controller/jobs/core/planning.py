@@ -28,10 +28,10 @@ def plan_jobs(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -
     """
     wanted = sorted(jobs, key=lambda job: job.job_id)
     assert len({job.job_id for job in wanted}) == len(wanted), [job.job_id for job in wanted]
-    expected = [job for job in wanted if job.arrives_at_s > now_s]
-    wanted = [job for job in wanted if job.arrives_at_s <= now_s]
-    lots = lots_of(wanted, slots, now_s)
-    return plan_of(wanted, lots, _portions(_divided(wanted, expected, slots, now_s)), slots, now_s)
+    lots = lots_of(wanted, slots)
+    program = JobsProgram(tuple(lot for lot in lots if lot.options), now_s)
+    division = program.in_time() or program.least_late() if program.lots else Division((), (), {})
+    return plan_of(wanted, lots, _portions(division), slots, now_s)
 
 
 def plan_of(
@@ -51,18 +51,6 @@ def plan_of(
     begun = {slot.zone: slot.carbon.starts_at_s for slot in slots if slot.carbon.starts_at_s <= now_s}
     now = _demand_now({job.job_id: job for job in jobs}, portions, begun)
     return JobsPlan(now_s, until_s, portions, prospects, now, grams=sum(one.grams for one in portions))
-
-
-def _divided(here: list[PendingJob], expected: list[PendingJob], slots: Sequence[Slot], now_s: float) -> Division:
-    """Division with what is expected, where that leaves all in time; else of what is here."""
-    for jobs in (here + expected, here) if expected else (here,):
-        lots = tuple(lot for lot in lots_of(jobs, slots, now_s) if lot.options)
-        if not lots:
-            return Division((), (), {})
-        found = JobsProgram(lots, now_s).in_time()
-        if found is not None:
-            return found
-    return JobsProgram(lots, now_s).least_late()
 
 
 def _portions(found: Division) -> dict[str, list[Portion]]:

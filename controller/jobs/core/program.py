@@ -39,10 +39,6 @@ class Lot:
         """Device hours due by a time."""
         return sum(job.items_left for job in self.jobs if job.complete_by_s <= at_s) * self.device_s / HOUR_S
 
-    def here_h(self, at_s: float) -> float:
-        """Device hours that have arrived by a time."""
-        return sum(job.items_left for job in self.jobs if job.arrives_at_s <= at_s) * self.device_s / HOUR_S
-
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -84,14 +80,12 @@ class Division:
     """Grams of idle and wake-up joules by place."""
 
 
-def lots_of(jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> tuple[Lot, ...]:
-    """Lots of jobs with the options that each has; a job with a limit of grams is a lot by itself. Jobs that are only
-    expected are in other lots than those that are here, whose work cannot stand in for theirs."""
+def lots_of(jobs: Iterable[PendingJob], slots: Sequence[Slot]) -> tuple[Lot, ...]:
+    """Lots of jobs with the options that each has; a job with a limit of grams is a lot by itself."""
 
     def alike(job: PendingJob) -> tuple[object, ...]:
         alone = job.job_id if math.isfinite(job.grams_left) else ""
-        here = job.arrives_at_s <= now_s
-        return (-job.priority, job.family, job.zones, job.transfer_j, job.accuracy_floor, alone, here)
+        return (-job.priority, job.family, job.zones, job.transfer_j, job.accuracy_floor, alone)
 
     def in_order(job: PendingJob) -> tuple[object, ...]:
         return (*alike(job), job.complete_by_s, job.job_id)
@@ -140,13 +134,6 @@ class JobsProgram:
         for lot, runs in zip(self.lots, self._runs, strict=True):
             for at_s in sorted({job.complete_by_s for job in lot.jobs if job.complete_by_s <= self._until_s}):
                 self._program.row(_done(lot, runs, at_s), low=lot.due_h(at_s))
-            for at_s in sorted({option.slot.carbon.starts_at_s for option in lot.options}):
-                here_h = lot.here_h(max(at_s, self._now_s))
-                if here_h < lot.due_h():  # nothing runs before it is here
-                    pairs = zip(runs, lot.options, strict=True)
-                    self._program.row(
-                        [(run, 1.0) for run, o in pairs if o.slot.carbon.starts_at_s <= at_s], high=here_h
-                    )
         self._add_ends({})
         found = self._program.solve(LIMITS)
         self._cut(rows)

@@ -27,10 +27,9 @@ class _Rooms:
     """Device seconds of slots that are left while a rule hands them out, and the portions of each job."""
 
     def __init__(self, jobs: Iterable[PendingJob], slots: Sequence[Slot], now_s: float) -> None:
-        here = (job for job in jobs if job.arrives_at_s <= now_s)
-        self.jobs = sorted(here, key=lambda job: (job.complete_by_s, job.job_id))
+        self.jobs = sorted(jobs, key=lambda job: (job.complete_by_s, job.job_id))
         self._slots, self._now_s = slots, now_s
-        self._lots = lots_of(self.jobs, slots, now_s)
+        self._lots = lots_of(self.jobs, slots)
         self._left_s = {
             (slot.zone, pool.name, at_s): pool.free_s if at_s <= now_s else pool.sure_s
             for slot, at_s in ((slot, slot.carbon.starts_at_s) for slot in slots)

@@ -52,34 +52,6 @@ def test_devices_are_woken_whole_in_the_slot_that_has_begun():
     assert hours_of(plan) == {("here", 0, "asleep"): 0.9}
 
 
-def test_jobs_that_are_expected_hold_their_place():
-    """The clean hour 1 is expected to be wanted by a job that has no other hour: the first job leaves it."""
-    slots = [hour(0, 210), hour(1, 100), hour(2, 200)]
-    alone = plan_jobs([job(by=3)], slots, 0.0)
-    assert hours_of(alone) == {("here", 1, "awake"): 1.0}
-    plan = plan_jobs([job(by=3), job("b", by=2, arrives_at_s=HOUR)], slots, 0.0)
-    assert hours_of(plan) == {("here", 2, "awake"): 1.0}
-    assert [one.job_id for one in plan.prospects] == ["a"]
-
-
-def test_jobs_that_are_expected_run_when_they_are_here():
-    """The job expected at hour 1 can only have hour 1: the hour before it is no use to it, nor taken for it."""
-    other = job("b", by=2, arrives_at_s=HOUR)
-    assert hours_of(plan_jobs([job(by=3), other], [hour(0, 250), hour(1, 300), hour(2, 200)], 0.0)) == {
-        ("here", 2, "awake"): 1.0
-    }
-    assert hours_of(plan_jobs([job(by=3), other], [hour(0, 100), hour(1, 300), hour(2, 200)], 0.0)) == {
-        ("here", 0, "awake"): 1.0
-    }
-
-
-def test_what_is_expected_makes_no_job_late():
-    slots = [hour(0, 200), hour(1, 100)]
-    plan = plan_jobs([job(hours=2, by=2), job("b", hours=5, by=2, arrives_at_s=HOUR)], slots, 0.0)
-    assert prospect(plan).short_of == Shortage.NONE
-    assert hours_of(plan) == {("here", 0, "awake"): 1.0, ("here", 1, "awake"): 1.0}
-
-
 def test_of_equal_hours_the_first_is_taken():
     plan = plan_jobs([job(hours=1, by=9)], [hour(n, 200) for n in range(9)], 0.0)
     assert hours_of(plan) == {("here", 0, "awake"): 1.0}
@@ -87,7 +59,7 @@ def test_of_equal_hours_the_first_is_taken():
     assert (plan.now[0].family, plan.now[0].zone) == ("digits", "here")
 
 
-def test_only_the_slot_that_has_begun_counts_on_what_is_merely_expected():
+def test_only_the_slot_that_has_begun_counts_on_what_is_not_sure():
     slots = [hour(0, 300, sure=0.5), hour(1, 100, sure=0.5), hour(2, 100, sure=0.5)]
     plan = plan_jobs([job(hours=2, by=3)], slots, 0.0)
     assert hours_of(plan) == {("here", 0, "awake"): 1.0, ("here", 1, "awake"): 0.5, ("here", 2, "awake"): 0.5}

@@ -1,6 +1,5 @@
 """Rules of jobs, each on a case that is computed by hand; and that none is late where there is room."""
 
-import dataclasses
 
 import pytest
 from hypothesis import given
@@ -67,12 +66,6 @@ def test_grams_at_once_and_evenly_are_those_of_the_rules():
     assert unplanned_grams([job("a", 1.0, by=8.0)], SLOTS, 0.0) == {"a": (pytest.approx(40.0), pytest.approx(37.5))}
     (found,) = unplanned_grams([job("a", 9.0, by=8.0)], SLOTS, 0.0).values()
     assert found == (pytest.approx(350.0), pytest.approx(350.0)), "the ninth costs as the last hour does"
-
-
-def test_jobs_that_are_only_expected_have_no_part():
-    expected = dataclasses.replace(job("b", 1.0, by=8.0), arrives_at_s=3600.0)
-    for make in RULES.values():
-        assert {one.job_id for one in make()([job("a", 1.0, by=8.0), expected], SLOTS, 0.0).portions} == {"a"}
 
 
 @given(worlds())
