@@ -1,6 +1,5 @@
 """Rules of jobs, each on a case that is computed by hand; and that none is late where there is room."""
 
-
 import pytest
 from hypothesis import given
 
