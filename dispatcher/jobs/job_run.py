@@ -236,15 +236,15 @@ class JobRun:
 
     async def _answer(self, batch: list[Item], target: RouteTarget, price_g: float) -> None:
         began_s = self._clock.monotonic_s()
-        try:
-            with self.guarded():
+        with self.guarded():
+            try:
                 await self._send(batch, target)
-        finally:
-            self.slice_s += self._clock.monotonic_s() - began_s
-            self._spending_g -= price_g
-            self._started -= len(batch)
-            del self._running[target.slice]
-            self._wake.set()
+            finally:
+                self.slice_s += self._clock.monotonic_s() - began_s
+                self._spending_g -= price_g
+                self._started -= len(batch)
+                del self._running[target.slice]
+                self._wake.set()
 
     async def _send(self, batch: list[Item], target: RouteTarget) -> None:
         suffix = kserve_wire.bool_parameter(RECEIPT, True)
