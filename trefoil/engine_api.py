@@ -5,11 +5,13 @@ A completion is whole once a choice has a `finish_reason`: llama.cpp's server en
 next request with [DONE] alone. Source: OpenAI's reference of streamed completions, chat completions and embeddings.
 """
 
+import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Final, Literal, Self
 
 import httpx
@@ -26,7 +28,13 @@ SILENCE_S: Final = 30.0
 """Longest pause between two events of a stream, and before its first."""
 IDLE_S: Final = 1.0
 """A connection without a request is closed after this, before an engine closes it (uvicorn: 5 s)."""
+END_S: Final = 10.0
+"""For the end of a stream, counts included, once its answer has its reason."""
+AT_ONCE: Final = 32
+"""Lines, or parts, of an answer that come together: then others are served."""
 EVENT_BYTES_MAX: Final = 1 << 20
+ANSWER_CHARS_MAX: Final = 1 << 24
+"""Of one answer, which may be held whole: millions of tokens."""
 VECTORS_BYTES_MAX: Final = 1 << 26
 ERROR_BYTES_MAX: Final = 1 << 14
 REFUSED: Final = (400, 413, 422)
@@ -128,6 +136,8 @@ def _url(address: str) -> httpx.URL | None:
 
 Calls = Sequence[Mapping[str, Any]]
 """Parts of calls of tools, as `delta.tool_calls` has them."""
+Hide = Callable[[str], str]
+"""Takes an engine's key out of a text that clients see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,7 @@ class EngineClient:
 
     def __init__(self, silence_s: float = SILENCE_S, *, key: KeyFile | None = None) -> None:
         self._silence_s, self._key = silence_s, key
+        self._hide: Hide = key.hidden_in if key else str
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(silence_s, connect=CONNECT_S, pool=None), trust_env=False, follow_redirects=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_S),
@@ -174,23 +185,27 @@ class EngineClient:
         """
         path = "/chat/completions" if MESSAGES in asked else "/completions"
         body = {**asked, "model": target.model, "stream": True, "stream_options": {"include_usage": True}}
-        begun = finished = False
+        chars, begun, ends_s = 0, False, None
         async with self._answer(target, "POST", path, body) as answer:
             kind = answer.headers.get("content-type", "none").partition(";")[0].strip().lower()
             if kind != "text/event-stream":
-                why = f"{target.base}{path} answers {kind}, no stream of events: {await _said(answer, self._key)}"
+                why = f"{target.base}{path} answers {kind}, no stream of events: {await _said(answer, self._hide)}"
                 raise EngineError(why, "fault", _ADDRESS)
-            async with aclosing(events_of(answer.aiter_raw())) as events:
-                async for event in events:
-                    piece, begun = piece_of(event), True
-                    finished = finished or bool(piece.finish_reason)
+            async with aclosing(events_of(_parts(answer), self._hide)) as events:
+                while (event := await _until(ends_s, events)) is not None:
+                    piece, begun = piece_of(event, self._hide), True
+                    chars += len(piece.text) + sum(len(str(call)) for call in piece.calls)
+                    if chars > ANSWER_CHARS_MAX:
+                        raise EngineError(f"the engine answers more than {ANSWER_CHARS_MAX} characters", "fault")
+                    if piece.finish_reason and ends_s is None:
+                        ends_s = asyncio.get_running_loop().time() + END_S
                     yield piece
-            if not finished:  # llama.cpp's server may close the connection after it: not for the next request
+            if ends_s is None:  # llama.cpp's server may close the connection after it: not for the next request
                 await answer.extensions["network_stream"].aclose()
         if not begun:
             why = f"{target.base} aborted the answer: its stream ended without an event"
             raise EngineError(why, "cut", "see its log; llama.cpp's server does so for a prompt beyond its context")
-        if not finished:
+        if ends_s is None:
             why = f"{target.base} aborted the answer: its stream ended without a finish_reason"
             raise EngineError(why, "cut", "try again; llama.cpp's server needs --interrupt_requests false")
 
@@ -203,11 +218,11 @@ class EngineClient:
         body |= {"dimensions": dimensions} if dimensions else {}
         path, data = "/embeddings", bytearray()  # not bytes: they would be copied for each part
         async with self._answer(target, "POST", path, body) as answer:
-            async for part in answer.aiter_raw():
+            async for part in _parts(answer):
                 data += part
                 if len(data) > VECTORS_BYTES_MAX:
                     raise EngineError(f"{target.base}{path} answers more than {VECTORS_BYTES_MAX} bytes", "fault")
-        found = vectors_of(data, len(texts))
+        found = vectors_of(data, len(texts), self._hide)
         if dimensions and found.numbers.shape[1] != dimensions:
             why = f"the engine cuts no vectors, they have {found.numbers.shape[1]} numbers"
             raise EngineError(why, "refused", "leave it out", field="dimensions", value=dimensions)
@@ -258,7 +273,7 @@ class EngineClient:
         try:
             async with self._http.stream(method, url, content=data, headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    raise await _refusal(target, path, answer, self._key)
+                    raise await _refusal(target, path, answer, self._hide, bool(self._key))
                 yield answer
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             said = str(error) or f"no connection within {CONNECT_S:g} s"
@@ -283,26 +298,44 @@ def _sent(body: Mapping[str, Any]) -> bytes:
         raise EngineError(f"the request is not JSON: {error}", "refused", remedy) from error
 
 
-async def _said(answer: httpx.Response, key: KeyFile | None) -> str:
+async def _parts(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Bytes of an answer as they come."""
+    number = 0
+    async for part in answer.aiter_raw():
+        yield part
+        number += 1
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
+async def _until(ends_s: float | None, events: AsyncGenerator[Mapping[str, Any], None]) -> Mapping[str, Any] | None:
+    """The next event; None: there is none, or not until then."""
+    try:
+        async with asyncio.timeout_at(ends_s):
+            return await anext(events, None)
+    except TimeoutError:
+        return None
+
+
+async def _said(answer: httpx.Response, hide: Hide) -> str:
     """The engine's own words in an answer that is none."""
     text = b""
-    async for part in answer.aiter_raw():
+    async for part in _parts(answer):
         text += part
         if len(text) > ERROR_BYTES_MAX:
             break
-    said = text.decode("utf-8", "replace")
-    return _words(key.hidden_in(said) if key else said)
+    return _words(hide(text.decode("utf-8", "replace")))
 
 
-async def _refusal(target: EngineTarget, path: str, answer: httpx.Response, key: KeyFile | None) -> EngineError:
+async def _refusal(target: EngineTarget, path: str, answer: httpx.Response, hide: Hide, keyed: bool) -> EngineError:
     """The error that a status other than 200 is, with the engine's own words."""
-    said, status = await _said(answer, key), answer.status_code
+    said, status = await _said(answer, hide), answer.status_code
     if status == httpx.codes.TOO_MANY_REQUESTS:
         return EngineError(f"the engine is full, it answers 429: {said}", "busy", "try again later")
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         why = f"{target.base}{path} answers {status}: {said}"
-        remedy = "put that engine's API key into the file" if key else "name a file that holds its API key"
-        return EngineError(why, "fault", remedy, field="key_file", value=HIDDEN if key else "none")
+        remedy = "put that engine's API key into the file" if keyed else "name a file that holds its API key"
+        return EngineError(why, "fault", remedy, field="key_file", value=HIDDEN if keyed else "none")
     if status == httpx.codes.NOT_FOUND:
         why = f"{target.base}{path} answers {status} for model {target.model}: {said}"
         return EngineError(why, "fault", "correct address or model")
@@ -322,7 +355,7 @@ def _words(text: str) -> str:
     return " ".join(text.split())[:SHOWN_CHARS] or "without a word"
 
 
-def vectors_of(data: bytes | bytearray, texts: int) -> Vectors:
+def vectors_of(data: bytes | bytearray, texts: int, hide: Hide = str) -> Vectors:
     """Embeddings in the JSON of an answer; raises EngineError."""
     try:
         given = from_json(data)  # numbers in a third of json's time, in which nothing else is served
@@ -332,7 +365,7 @@ def vectors_of(data: bytes | bytearray, texts: int) -> Vectors:
             raise ValueError(f"{len(rows)} embeddings for {texts} texts, or of several sizes")
         return Vectors(np.stack(made), _count(given.get("usage") or {}, "prompt_tokens"))
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-        why = f"the engine answers no embeddings: {error!r:.80}: {_shown(data)}"
+        why = f"the engine answers no embeddings: {error!r:.80}: {_shown(data, hide)}"
         raise EngineError(why, "fault", "check that its model embeds texts, by a pooling") from error
 
 
@@ -345,61 +378,73 @@ def _vector(given: Any) -> npt.NDArray[np.float32]:
     return numbers
 
 
-async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[Mapping[str, Any], None]:
+async def events_of(parts: AsyncIterator[bytes], hide: Hide = str) -> AsyncGenerator[Mapping[str, Any], None]:
     """Objects of a stream's events, up to its end; raises EngineError for what is not an event."""
-    rest = b""
+    held = bytearray()  # the begin of a line
     async for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
+        held += part
+        ended = held.rfind(b"\n", -len(part)) + 1
+        lines, held = bytes(held[:ended]).splitlines(), held[ended:] if ended else held
+        for number, line in enumerate(lines, 1):
             text = line.removeprefix(DATA).strip()
             if text == DONE:
                 return
             if line.startswith(DATA) and text:
-                yield _event(text)
-        if len(rest) > EVENT_BYTES_MAX:
+                yield _event(text, hide)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if len(held) > EVENT_BYTES_MAX:
             raise EngineError(f"an event of the engine is longer than {EVENT_BYTES_MAX} bytes", "fault")
-    if rest.strip() and rest.removeprefix(DATA).strip() != DONE:
-        raise EngineError(f"the engine ended within an event: {_shown(rest)}", "fault", "try again")
+    if held.strip() and held.removeprefix(DATA).strip() != DONE:
+        raise EngineError(f"the engine ended within an event: {_shown(held, hide)}", "fault", "try again")
 
 
-def _event(text: bytes) -> Mapping[str, Any]:
+def _event(text: bytes, hide: Hide) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EngineError(f"an engine event is not JSON: {_shown(text)}", "fault") from error
+        raise EngineError(f"an engine event is not JSON: {_shown(text, hide)}", "fault") from error
     if not isinstance(found, dict):
-        raise EngineError(f"an engine event is not an object: {_shown(text)}", "fault")
+        raise EngineError(f"an engine event is not an object: {_shown(text, hide)}", "fault")
     if said := found.get("error"):
-        own = isinstance(said, dict) and said.get("code") in REFUSED  # vLLM: with the status that it had been
-        why = f"the engine aborted the answer: {_words(text.decode('utf-8', 'replace'))}"
-        raise EngineError(why, "refused" if own else "fault")
+        code = said.get("code") if isinstance(said, dict) else None  # vLLM: the status that it had been
+        why = f"the engine aborted the answer: {_words(hide(text.decode('utf-8', 'replace')))}"
+        full = code == httpx.codes.TOO_MANY_REQUESTS
+        raise EngineError(why, "refused" if code in REFUSED else "busy" if full else "fault")
     return found
 
 
-def _shown(text: bytes | bytearray) -> str:
-    return text[:SHOWN_CHARS].decode("utf-8", "replace")
+def _shown(text: bytes | bytearray, hide: Hide) -> str:
+    return hide(text.decode("utf-8", "replace"))[:SHOWN_CHARS]
 
 
-def piece_of(event: Mapping[str, Any]) -> AnswerPart:
+def piece_of(event: Mapping[str, Any], hide: Hide = str) -> AnswerPart:
     """AnswerPart of an answer that an event is; raises EngineError."""
     try:
         choice: Mapping[str, Any] = next((one for one in event.get("choices") or () if not one.get("index")), {})
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
-        given = [(at, call, call.get("index")) for at, call in enumerate(delta.get("tool_calls") or ())]
-        calls = [{**call, "index": at if index is None else index} for at, call, index in given]
-        parts = [each for call in calls for each in (call.get("id"), *(call.get("function") or {}).values())]
-        if not all(isinstance(each, str | None) for each in (text, *parts)):
-            raise TypeError("its text, or a call of a tool, is not text")
-        if not all(type(call["index"]) is int for call in calls):
-            raise TypeError("a call of a tool has no number")
+        if not isinstance(text, str):
+            raise TypeError("its text is not text")
+        calls = [_call(at, call) for at, call in enumerate(delta.get("tool_calls") or ())]
         usage = event.get("usage") or {}
         return AnswerPart(
             text, calls, str(choice.get("finish_reason") or ""), _count(usage, "prompt_tokens"),
             _count(usage, "completion_tokens"),
         )  # fmt: skip
     except (AttributeError, TypeError) as error:
-        raise EngineError(f"an engine event is not a completion: {_shown(str(event).encode())}", "fault") from error
+        why = f"an engine event is not a completion: {_shown(str(event).encode('utf-8', 'replace'), hide)}"
+        raise EngineError(why, "fault") from error
+
+
+def _call(at: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a call of a tool, without what OpenAI's API does not have; raises TypeError, AttributeError."""
+    index, function = given.get("index"), given.get("function") or {}
+    texts = {name: given[name] for name in ("id", "type") if given.get(name) is not None}
+    named = {name: function[name] for name in ("name", "arguments") if function.get(name) is not None}
+    if type(index) not in (int, NoneType) or not all(type(one) is str for one in (*texts.values(), *named.values())):
+        raise TypeError("a call of a tool has no number, or is not text")
+    return {**texts, "index": at if index is None else index, "function": named}
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int | None:

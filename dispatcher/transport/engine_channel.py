@@ -8,6 +8,7 @@ An answer is passed on as it comes, each event as one response. Errors are `grpc
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -42,8 +43,15 @@ T = TypeVar("T")
 
 ESTIMATED: Final = "trefoil_tokens_estimated"
 """Parameter of the last response where the engine counts no tokens: one was counted for each event."""
+COUNTED: Final = "trefoil_tokens_counted"
+"""Parameter of the last response where the engine counts fewer tokens than it sent events with text: its count."""
 PROMPT_KEY: Final = "prompt"
 DIMS_MAX: Final = 8  # of a shape that is looked at
+REQUEST_BYTES_MAX: Final = 10 * 2**20
+"""Of a request: twice the body that the REST port takes, whose prompt may stand in it twice."""
+VALUES_MAX: Final = 2**16
+"""Brackets and commas in SAMPLING, texts left out: each value is an object on the worker's loop."""
+_TEXTS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 CUT_S: Final = 1.0  # in which answers under way notice that their channel was closed
 CODES: Final[Mapping[Kind, tuple[str, type[grpc.aio.AioRpcError]]]] = {
     "unreachable": ("UNAVAILABLE", NotTaken),
@@ -223,12 +231,15 @@ class _Answer:
             _add_count(response, TOKENS_IN, self._prompt_tokens)
         _add_text(response, REASON, self._reason if final else str(None))  # as vLLM's backend has it
         if self._calls:
-            _add_text(response, TOOL_CALLS, json.dumps(self._calls))
+            _add_text(response, TOOL_CALLS, json.dumps(self._calls, ensure_ascii=False))
             self._calls = []
         data = b""
         if final:
             data = kserve_wire.FINAL
-            data += kserve_wire.bool_parameter(ESTIMATED, True) if self._tokens is None else b""
+            if self._tokens is None:
+                data += kserve_wire.bool_parameter(ESTIMATED, True)
+            elif self._tokens < self._counted:
+                data += kserve_wire.int64_parameter(COUNTED, self._tokens)
         return kserve_wire.stream_answer(response.SerializeToString() + data)
 
 
@@ -236,11 +247,10 @@ def _unrepeated(call: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[st
     """A part of a call without what its first part had: llama.cpp's server repeats id and name with each piece."""
     if call is first:
         return call
-    named = first.get("function") or {}
-    new = {name: value for name, value in (call.get("function") or {}).items() if value != named.get(name)}
-    new |= {"arguments": (call.get("function") or {}).get("arguments") or ""}
+    named = first["function"]
+    new = {name: text for name, text in call["function"].items() if name == "arguments" or text != named.get(name)}
     return {name: value for name, value in call.items() if value != first.get(name)} | {
-        "index": call["index"], "function": new,
+        "index": call["index"], "function": {"arguments": "", **new},
     }  # fmt: skip
 
 
@@ -261,6 +271,9 @@ def _read(data: bytes, config: Any) -> tuple[Any, dict[str, list[Any]]]:
     Raises:
         grpc.aio.AioRpcError: it is none, or its inputs are not those of the contract.
     """
+    if len(data) > REQUEST_BYTES_MAX:
+        why = f"the request has {len(data)} bytes. Remedy: send at most {REQUEST_BYTES_MAX}"
+        raise _error("INVALID_ARGUMENT", why)
     try:
         request = pb.ModelInferRequest.FromString(data)
     except DecodeError as error:
@@ -324,6 +337,8 @@ def _asked(given: Mapping[str, list[Any]]) -> dict[str, Any]:
     """
     text = _first(given, SAMPLING)
     try:
+        if text and _values(text) > VALUES_MAX and _values(_TEXTS.sub("", text)) > VALUES_MAX:
+            raise ValueError(f"it has more than {VALUES_MAX} values")
         found = json.loads(text) if text else {}
         if not isinstance(found, dict):
             raise ValueError("it is not an object")
@@ -335,6 +350,10 @@ def _asked(given: Mapping[str, list[Any]]) -> dict[str, Any]:
     if MESSAGES not in found and PROMPT not in given:
         raise _error("INVALID_ARGUMENT", f"{PROMPT} is missing. Remedy: send one text")
     return found if MESSAGES in found else {**found, PROMPT_KEY: _first(given, PROMPT)}
+
+
+def _values(text: str) -> int:
+    return sum(map(text.count, "[{,"))
 
 
 def _first(given: Mapping[str, list[Any]], name: str) -> Any:

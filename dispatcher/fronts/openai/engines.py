@@ -15,7 +15,7 @@ from dispatcher.fronts.rest.generate_codec import decode
 from dispatcher.request.contracts import Contract
 from dispatcher.request.decoupled import engine_count
 from dispatcher.routing.core.receipts import SLICE
-from dispatcher.transport.engine_channel import ESTIMATED
+from dispatcher.transport.engine_channel import COUNTED, ESTIMATED
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.engine_api import Calls
 from trefoil.runtime.given.llm_backends import (
@@ -87,7 +87,7 @@ def text_inputs(contract: Contract, asked: Asked, prompt: str) -> dict[str, Any]
         sampling = ({MAX_TOKENS: most} if most else {}) | {**asked.sampling, **ends}
         if adopted and asked.messages:
             sampling |= {"messages": list(asked.messages), **asked.tools}
-        values: dict[str, Any] = {PROMPT: prompt, SAMPLING: json.dumps(sampling)}
+        values: dict[str, Any] = {PROMPT: prompt, SAMPLING: json.dumps(sampling, ensure_ascii=False)}
     else:
         _refuse_sampling(asked, asked.sampling.keys() - inputs)
         values = {PROMPT: prompt, MAX_TOKENS: most}
@@ -152,6 +152,7 @@ class TextAnswer:
         if piece is None:
             return "", ()
         self._count(response, api)
+        self._tokens = told.get(COUNTED, self._tokens)
         reason = _first(told.get(REASON))
         self._reason = reason if reason not in (None, "", "None") else self._reason
         data = str(_first(piece) or "").encode("utf-8", "surrogateescape")
