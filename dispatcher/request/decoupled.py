@@ -112,6 +112,8 @@ class DecoupledRequest:
                 connection = self._connections.connection(pick.slice)
                 await self._run(request, connection, wants_final)
             except (grpc.aio.AioRpcError, Unavailable) as error:
+                if self._sending:  # of the way to the client: no fault of the slice, whose stream `leaving` ends
+                    raise
                 if self._over:
                     return
                 refused, proof = status(error), proof_of(error)

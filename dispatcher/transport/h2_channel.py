@@ -22,6 +22,8 @@ BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 0.5
 CONNECT_S: Final = 1.0
 """The patience of one attempt, until the server has said hello: the kernel of a stopped one takes connections."""
+AT_ONCE: Final = 16
+"""Answers of a stream that come together: then others are served."""
 LIMITS: Final = h2.ConnectionLimits(
     header_bytes_max=128 * 1024,  # a slice's error says names and ids again: ours to shorten
     stream_window_bytes=1 << 24,
@@ -348,7 +350,7 @@ class H2Channel:
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
         """Answers to one message, as they come; raises like `unary`. Closing it does as cancelling it."""
         call = self._begin(path, parts, timeout_s, metadata, streaming=True)
-        left = leaving
+        left, passed = leaving, 0
         try:
             while True:
                 while not call.messages:
@@ -365,6 +367,9 @@ class H2Channel:
                 if call.connection is not None:
                     call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + len(message)))
                 yield call.decoded(message)
+                passed += 1
+                if passed % AT_ONCE == 0:
+                    await asyncio.sleep(0)
         except grpc.aio.AioRpcError:
             left = None
             raise

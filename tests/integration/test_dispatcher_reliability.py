@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from dispatcher.fronts.admin import table_of
 from dispatcher.fronts.grpc.streams import ClientLeft
 from dispatcher.request import prober
+from dispatcher.request.admission import StatusError
 from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Caller
 from dispatcher.slice_health.core.ejection import Failure
@@ -39,6 +40,7 @@ from tests.support.fake_triton import FakeTriton
 from tests.support.fake_triton import FakeTritonProcess as Process
 from tests.support.workers import Dispatcher
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from trefoil.core.errors import Unavailable
 from trefoil.runtime.state import State
 
 pytestmark = pytest.mark.integration
@@ -369,20 +371,23 @@ class TwoAnswers(Streamed):
             yield answer
 
 
-@pytest.mark.parametrize("error", [ClientLeft, grpc.aio.InternalError])
-async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path, error):
+@pytest.mark.parametrize("error", [ClientLeft, grpc.aio.InternalError, Unavailable])
+async def test_an_answer_that_cannot_be_written_ends_its_request_once_and_is_no_fault_of_its_slice(
+    state, tmp_path, error
+):
     """Its credit comes back when its slice has executed it, not before."""
     async with dispatcher_system(state, tmp_path, TwoAnswers(latency_s=0.05), credits=1) as system:
         slice_ = system.slice
         inference = system.running.fronts.inference
 
         async def gone(_: bytes) -> None:
-            raise error
+            raise error("gone")
 
         for count in range(1, 4):
             serving = DecoupledRequest(system.local, inference, gone, False).serve
-            with pytest.raises(error):
+            with pytest.raises((error, StatusError)):
                 await inference.handle(request(1).SerializeToString(), Caller(), partial(serving, False), unreached)
+            assert not system.local.health.ejected_total
             assert system.local.routing.in_flight()
             await until(lambda: not system.local.routing.in_flight())
             assert slice_.executed == count

@@ -1,6 +1,7 @@
 """One HTTP request of the REST port: its body, its client, its reply or its stream of events."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ CUT_S: Final = 1.0
 STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: send the request again")
 PROMPT_BYTES_MAX: Final = 4 * 2**20
 """Body of a request for text."""
+_PAUSE_MS: Final = re.compile("[0-9]{1,12}")
+"""A pause before the next attempt; a slice may send anything else, which asks for none."""
 EVENTS: Final = b"text/event-stream; charset=utf-8"
 STATUS: Final = {
     grpc.StatusCode.NOT_FOUND: 404,
@@ -342,7 +345,7 @@ def refusal(refused: StatusError) -> HttpReply:
     up."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     for name, value in refused.trailers or ():
-        if name == "grpc-retry-pushback-ms":
+        if name == "grpc-retry-pushback-ms" and _PAUSE_MS.fullmatch(value):
             headers += ((b"retry-after", str(-(-int(value) // 1000)).encode()),)
         elif name == "retry-after":
             headers += ((b"retry-after", str(value).encode()),)

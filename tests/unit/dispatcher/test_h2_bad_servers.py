@@ -137,6 +137,25 @@ async def test_a_bad_answer_has_a_status_for_streams(name):
         await listed(scene.channel.stream(path("Many"), (b"x",), 5.0))
 
 
+async def test_answers_that_come_together_keep_nothing_else_waiting():
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with Scene(answering(respond(data=GOOD * 1000, trailers=FINE))) as scene:
+        stream = scene.channel.stream(path("Many"), (b"x",), 5.0)
+        assert await anext(stream) == b"good"
+        await asyncio.sleep(0.2)  # all have come
+        beside = asyncio.create_task(other())
+        assert len(await listed(stream)) == 999
+        beside.cancel()
+    assert turns >= 999 // h2_channel.AT_ONCE
+
+
 async def test_a_reset_in_the_middle_of_a_body_ends_its_call():
     async def script(server: Raw) -> None:
         server.greet()

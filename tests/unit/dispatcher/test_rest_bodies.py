@@ -24,6 +24,7 @@ from dispatcher.fronts.rest.calls import (
     discard,
     read_body,
     read_text,
+    refusal,
 )
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core.tenants import Tenant
@@ -243,3 +244,10 @@ async def test_a_client_that_reads_nothing_loses_its_connection_and_a_slow_one_d
         writer.close()
     assert held_bytes == {size}
     assert unread._held.bytes == 0
+
+
+@pytest.mark.parametrize(("pause_ms", "after"), [("1500", b"2"), ("-1", b""), ("soon", b""), ("9" * 5000, b"")])
+def test_a_pause_that_a_slice_names_is_passed_on_where_it_is_one(pause_ms, after):
+    """In gRPC one below 0, or one that is no number, says: do not try again."""
+    error = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (("grpc-retry-pushback-ms", pause_ms),))
+    assert dict(refusal(error).headers) == ({b"retry-after": after} if after else {})
