@@ -28,6 +28,8 @@ VERSION: Final = re.compile(r"^/v\d+\.\d+(?=/)")
 PLAIN: Final = re.compile(r"/(_ping|version|info|images/[\w./:@%-]+/json)")
 OF_CONTAINER: Final = re.compile(r"/containers/([A-Za-z0-9][\w.-]*)(?:/(json|logs|archive|wait|start|kill))?")
 OF_NETWORK: Final = re.compile(r"/networks/([A-Za-z0-9][\w.-]*)")
+OF_NONE: Final = (("POST", "/containers/create"), ("GET", "/containers/json"), ("POST", "/networks/create"))
+"""Requests that are about no one container or network, though one may have that name."""
 BODY_BYTES_MAX: Final = 2**20
 # Of a container's HostConfig: what may be said at all, and what each must be where it may be only that.
 HOST_KEYS: Final = frozenset((
@@ -41,8 +43,12 @@ HOST_VALUES: Final[Mapping[str, Sequence[Any]]] = {
     "IpcMode": (None, "", "private"),
     "Runtime": (None, "", "nvidia"),
 }
+LOG_TYPES: Final = (None, "", "json-file")  # others write to sockets of the host, as root
 UNMASKED: Final = ("MaskedPaths", "ReadonlyPaths")  # of /proc and /sys: an empty list is none, and not the usual ones
-JUDGED: Final = ("HostConfig", "NetworkDisabled", "Labels", "User", "Name", "Driver", "Type", "Source", "ReadOnly")
+JUDGED: Final = (
+    "HostConfig", "NetworkDisabled", "NetworkingConfig", "EndpointsConfig", "Labels", "User", "Name", "Driver", "Type",
+    "Source", "ReadOnly",
+)  # fmt: skip
 SPELT: Final[Mapping[str, str]] = {name.casefold(): name for name in (*HOST_KEYS, *JUDGED)}
 """Judged keys by their case-folded form. The engine, which is written in Go, takes a key in any case."""
 USER: Final = re.compile(r"[1-9][0-9]{0,9}(:[0-9]{1,10})?")
@@ -81,6 +87,8 @@ class Rules:
                 return self._refuse_container(_parsed(body))
             case "POST", "/networks/create":
                 return self._refuse_network(_parsed(body))
+            case _ if body:  # older engines take the HostConfig of a start in place of that which was judged
+                return "it has a body"
             case "GET", _ if OF_NETWORK.fullmatch(path):
                 return ""
         found = OF_CONTAINER.fullmatch(path)
@@ -113,8 +121,13 @@ class Rules:
         for name, values in HOST_VALUES.items():
             if host.get(name) not in values:
                 return f"HostConfig.{name} is {host.get(name)!r}"
-        if host.get("NetworkMode") != object_name(self.cluster, self.node):
+        own = object_name(self.cluster, self.node)
+        if host.get("NetworkMode") != own:
             return f"HostConfig.NetworkMode is {host.get('NetworkMode')!r}"
+        if others := set((asked.get("NetworkingConfig") or {}).get("EndpointsConfig") or ()) - {own}:
+            return f"NetworkingConfig names {min(others)!r}"
+        if (kind := host.get("LogConfig", {}).get("Type")) not in LOG_TYPES:
+            return f"HostConfig.LogConfig.Type is {kind!r}"
         if not USER.fullmatch(str(asked.get("User"))):
             return f"its user is {asked.get('User')!r}, which may be root: uid:gid of another one"
         return next(filter(None, map(self._refuse_mount, host.get("Mounts", []))), "")
@@ -163,11 +176,13 @@ class EngineProxy:
             return why
         for pattern, kind in ((OF_CONTAINER, "containers"), (OF_NETWORK, "networks")):
             found = pattern.fullmatch(path)
-            if found is None or found[1] in ("create", "json"):
+            if found is None or (method, path) in OF_NONE:
                 continue
             told = await self._engine.get(f"/{kind}/{found[1]}{'/json' if kind == 'containers' else ''}")
+            if told.status_code == httpx.codes.NOT_FOUND:
+                continue
             config = (told.json().get("Config") or {}) if kind == "containers" else told.json()
-            if told.status_code == httpx.codes.OK and not self._rules.is_own(config.get("Labels")):
+            if told.status_code != httpx.codes.OK or not self._rules.is_own(config.get("Labels")):
                 return "it is not this agent's"
             if path.endswith("/start") and config.get("NetworkDisabled"):  # may be root with all usual capabilities
                 return "it was made to look into an image"

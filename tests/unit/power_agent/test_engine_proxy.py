@@ -33,6 +33,8 @@ class Engine:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((request.method, request.url.path))
         name = ([*request.url.path.removeprefix("/v1.41").split("/"), ""])[2]
+        if name == "broken":
+            return httpx.Response(500, stream=httpx.ByteStream(b'{"message": "no disk"}'))
         if name == "nobody":
             return httpx.Response(404, stream=httpx.ByteStream(b'{"message": "no such container"}'))
         labels = {"own": OWN, "looks": OWN, "others": OTHERS}.get(name, {})
@@ -93,6 +95,9 @@ async def test_what_the_agent_needs_is_passed_on(models: Path, method: str, url:
         ("POST", "/v1.41/containers/others/kill", "it is not this agent's"),
         ("DELETE", "/v1.41/containers/others", "it is not this agent's"),
         ("GET", "/v1.41/networks/others", "it is not this agent's"),
+        ("POST", "/v1.41/containers/json/kill", "it is not this agent's"),
+        ("DELETE", "/v1.41/containers/create", "it is not this agent's"),
+        ("POST", "/v1.41/containers/broken/kill", "it is not this agent's"),
         ("POST", "/v1.41/containers/own/exec", "an agent never asks that"),
         ("GET", "/v1.41/containers/own/archive?path=/", "an agent never asks that"),
         ("POST", "/v1.41/images/create?fromImage=x", "an agent never asks that"),
@@ -109,8 +114,26 @@ async def test_everything_else_is_refused(models: Path, method: str, url: str, w
 
 
 async def test_a_slice_may_be_made(models: Path) -> None:
-    answer, _ = await ask(models, "POST", "/v1.41/containers/create?name=x", container(models))
-    assert answer.status_code == 200
+    more = {"NetworkingConfig": {"EndpointsConfig": {"trefoil-site1-gpu7": {}}}}
+    for given in ({}, more, {"NetworkingConfig": None}):
+        answer, _ = await ask(models, "POST", "/v1.41/containers/create?name=x", container(models) | given)
+        assert answer.status_code == 200
+
+
+async def test_a_container_joins_no_other_network(models: Path) -> None:
+    body = container(models) | {"NetworkingConfig": {"EndpointsConfig": {"bridge": {}}}}
+    answer, engine = await ask(models, "POST", "/v1.41/containers/create", body)
+    assert answer.status_code == 403
+    assert "NetworkingConfig names 'bridge'" in answer.json()["message"]
+    assert not engine.asked
+
+
+@pytest.mark.parametrize("verb", ["start", "kill", "wait"])
+async def test_what_has_been_judged_is_not_changed_by_a_later_body(models: Path, verb: str) -> None:
+    """Engines before 25 took a HostConfig at the start, by an API before 1.24."""
+    answer, engine = await ask(models, "POST", f"/v1.23/containers/own/{verb}", {"Privileged": True})
+    assert (answer.status_code, answer.json()["message"].endswith(": it has a body")) == (403, True)
+    assert not engine.asked
 
 
 @pytest.mark.parametrize(
@@ -133,6 +156,7 @@ async def test_a_slice_may_be_made(models: Path) -> None:
         ({"IpcMode": "host"}, "HostConfig.IpcMode is 'host'"),
         ({"NetworkMode": "host"}, "HostConfig.NetworkMode is 'host'"),
         ({"SecurityOpt": ["apparmor=unconfined"]}, "HostConfig.SecurityOpt"),
+        ({"LogConfig": {"Type": "syslog"}}, "HostConfig.LogConfig.Type is 'syslog'"),
         ({"Mounts": [{"Type": "bind", "Source": "/etc", "ReadOnly": True}]}, "/etc is not below"),
         ({"Mounts": [{"Type": "bind", "Source": "{models}/../..", "ReadOnly": True}]}, "is not below"),
         ({"Mounts": [{"Type": "bind", "Source": "{models}/out", "ReadOnly": True}]}, "/etc is not below"),
