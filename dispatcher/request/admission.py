@@ -22,6 +22,7 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.kserve_wire import DIMENSIONS_MAX, FIELDS_MAX
 from dispatcher.transport.core.trace_context import NO_TRACE, Trace
+from dispatcher.transport.h2_call import Aborted
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.demand import JOB_CLASS, PROBE_ID, PROBE_TENANT
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
@@ -73,13 +74,11 @@ def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
     return deadline_s is not None and now_s >= deadline_s - ROUNDING_S - ROUNDING_RATIO * (deadline_s - arrived_s)
 
 
-class StatusError(Exception):
-    """Request refused with a gRPC status that goes to the client as it is."""
+class StatusError(Aborted):
+    """Request refused with a gRPC status that goes to the client unchanged; a handler of gRPC may raise it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
-        details = brief(details)
-        super().__init__(code, details)
-        self.code, self.details, self.trailers = code, details, trailers
+        super().__init__(code, brief(details), trailers)
 
 
 @dataclass(slots=True)

@@ -114,16 +114,12 @@ class Inference:
         self._log_at_s = 0.0
 
     async def infer(self, data: bytes, context: Any, tenant: Tenant = EVERYBODY) -> tuple[bytes, ...]:
-        """Handle a unary ModelInfer over gRPC; its answer is in parts."""
+        """Handle a unary ModelInfer over gRPC; its answer is in parts. Raises like `answer`."""
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else self._clock.monotonic_s() + remaining_s
         flow = self._flow_of(tenant, context.peer(), context.invocation_metadata) if self._flow_of else ("", "")
         caller = Caller(tenant.name, deadline_s, 0, context.trace, flow, tenant.weight)
-        try:
-            answer = await self.handle(data, caller, self.serve, partial(self._forward, data, caller))
-        except StatusError as refused:
-            await context.abort(refused.code, refused.details, refused.trailers)
-            raise AssertionError("abort returned") from refused
+        answer = await self.handle(data, caller, self.serve, partial(self._forward, data, caller))
         if answer.trailers:
             context.set_trailing_metadata(answer.trailers)
         return answer.parts

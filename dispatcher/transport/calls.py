@@ -19,6 +19,16 @@ class ConnectionDied(grpc.aio.AioRpcError):  # type: ignore[misc]
     """Call whose connection died under it. The server may have processed it."""
 
 
+def call_error(
+    code: str,
+    details: str,
+    trailers: Iterable[tuple[str, Any]] = (),
+    kind: type[grpc.aio.AioRpcError] = grpc.aio.AioRpcError,
+) -> grpc.aio.AioRpcError:
+    """Error of a call that ended with a status."""
+    return kind(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=details)
+
+
 class Leaving(NamedTuple):
     """What becomes of a call whose caller is cancelled before its end, or closes its stream: it continues to its end,
     for `grace_s` at most, then it is cancelled on its server. `ended(code)` is called once, when it has ended: with

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
+from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers, call_error
 from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.grpc_framing import JOIN
 from trefoil.engine_api import EMBED, MESSAGES, AnswerPart, EngineClient, EngineError, EngineTarget, Kind
@@ -95,7 +95,7 @@ class EngineChannel:
         except EngineError as error:
             raise _status(error) from error
         except TimeoutError as error:
-            raise _error("DEADLINE_EXCEEDED", f"{self._target.base} said nothing within {timeout_s} s") from error
+            raise call_error("DEADLINE_EXCEEDED", f"{self._target.base} said nothing within {timeout_s} s") from error
         ready = pb.ModelReadyResponse(ready=True) if method == "ModelReady" else pb.ServerLiveResponse(live=True)
         return ready.SerializeToString(), ()
 
@@ -131,7 +131,7 @@ class EngineChannel:
             left = None
             if self._closed:
                 raise asyncio.CancelledError("its channel was closed") from error
-            raise _error("DEADLINE_EXCEEDED", "Deadline Exceeded") from error
+            raise call_error("DEADLINE_EXCEEDED", "Deadline Exceeded") from error
         except grpc.aio.AioRpcError:
             left = None
             raise
@@ -143,13 +143,13 @@ class EngineChannel:
 
     async def _embed(self, data: bytes) -> bytes:
         if self._target.task != EMBED:
-            raise _error("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
+            raise call_error("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy")
         request, given = _read(data, self._config)
         sizes, texts = given.get(DIMENSIONS, []), given.get(PROMPT, [])
         if not texts or len(set(sizes)) > 1:
             differ = f"{len(texts)} texts, {DIMENSIONS} {sorted(set(sizes))[:DIMS_MAX]}"
             why = f"{differ}. Remedy: send at least one text, and one size for all"
-            raise _error("INVALID_ARGUMENT", why)
+            raise call_error("INVALID_ARGUMENT", why)
         found = await self._client.embed(self._target, texts, sizes[0] if sizes else None)
         answer, shape = pb.ModelInferResponse(id=request.id, model_name=request.model_name), found.numbers.shape
         answer.outputs.add(name=EMBEDDING, datatype="FP32", shape=shape)
@@ -181,7 +181,7 @@ class EngineChannel:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise _error("CANCELLED", "Channel is closed.")
+            raise call_error("CANCELLED", "Channel is closed.")
 
 
 class _Answer:
@@ -273,11 +273,11 @@ def _read(data: bytes, config: Any) -> tuple[Any, dict[str, list[Any]]]:
     """
     if len(data) > REQUEST_BYTES_MAX:
         why = f"the request has {len(data)} bytes. Remedy: send at most {REQUEST_BYTES_MAX}"
-        raise _error("INVALID_ARGUMENT", why)
+        raise call_error("INVALID_ARGUMENT", why)
     try:
         request = pb.ModelInferRequest.FromString(data)
     except DecodeError as error:
-        raise _error("INVALID_ARGUMENT", f"no ModelInferRequest: {error}") from error
+        raise call_error("INVALID_ARGUMENT", f"no ModelInferRequest: {error}") from error
     kinds, found = {tensor.name: _kind(tensor) for tensor in config.input}, dict[str, list[Any]]()
     for at, tensor in enumerate(request.inputs):
         raw = request.raw_input_contents[at] if at < len(request.raw_input_contents) else None
@@ -291,7 +291,7 @@ def _read(data: bytes, config: Any) -> tuple[Any, dict[str, list[Any]]]:
             elements = _elements(tensor, raw, count)
         except ValueError as error:
             why = f"input {tensor.name} ({tensor.datatype}): {error}. Remedy: send it as ModelMetadata has it"
-            raise _error("INVALID_ARGUMENT", why) from error
+            raise call_error("INVALID_ARGUMENT", why) from error
         found[tensor.name] = elements
     return request, found
 
@@ -344,11 +344,11 @@ def _asked(given: Mapping[str, list[Any]]) -> dict[str, Any]:
             raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
         why = f'{SAMPLING} is not a JSON object: {error}. Remedy: send e.g. {{"max_tokens": 50}}'
-        raise _error("INVALID_ARGUMENT", why) from error
+        raise call_error("INVALID_ARGUMENT", why) from error
     if found.get("n", 1) != 1:
-        raise _error("INVALID_ARGUMENT", f"n = {found['n']!r}: an engine gives one choice. Remedy: send n = 1")
+        raise call_error("INVALID_ARGUMENT", f"n = {found['n']!r}: an engine gives one choice. Remedy: send n = 1")
     if MESSAGES not in found and PROMPT not in given:
-        raise _error("INVALID_ARGUMENT", f"{PROMPT} is missing. Remedy: send one text")
+        raise call_error("INVALID_ARGUMENT", f"{PROMPT} is missing. Remedy: send one text")
     return found if MESSAGES in found else {**found, PROMPT_KEY: _first(given, PROMPT)}
 
 
@@ -391,8 +391,4 @@ def _kind(tensor: Any) -> str:
 
 def _status(error: EngineError) -> grpc.aio.AioRpcError:
     code, kind = CODES[error.kind]
-    return _error(code, str(error), kind)
-
-
-def _error(code: str, details: str, kind: type[grpc.aio.AioRpcError] = grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-    return kind(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+    return call_error(code, str(error), kind=kind)

@@ -84,7 +84,7 @@ class Aborted(Exception):
     """Call that its handler has refused."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
-        super().__init__(code, details)
+        super().__init__(details)
         self.code, self.details, self.trailers = code, details, trailers
 
 

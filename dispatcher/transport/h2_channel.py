@@ -6,13 +6,22 @@ all other errors are answers of the server.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, ClassVar, Final
 
 import grpc
 
 from dispatcher.transport import h2
-from dispatcher.transport.calls import ConnectionDied, Keepalive, Leaving, Metadata, NotTaken, Parts, Trailers
+from dispatcher.transport.calls import (
+    ConnectionDied,
+    Keepalive,
+    Leaving,
+    Metadata,
+    NotTaken,
+    Parts,
+    Trailers,
+    call_error,
+)
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import FramingError, MessageReader
 from dispatcher.transport.core.long_headers import LongHeaders
@@ -77,7 +86,7 @@ class _Call:
         try:
             return framing.inflate(message.data, self.encoding, -1)
         except FramingError as error:
-            raise _error(error.code, error.details) from error
+            raise call_error(error.code, error.details) from error
 
 
 class _ClientConnection(h2.H2Connection):
@@ -117,7 +126,8 @@ class _ClientConnection(h2.H2Connection):
     def begin(self, call: _Call) -> None:
         """Send a call."""
         if self.closed:
-            call.finish(_error("UNAVAILABLE", "failed to connect: the connection has just been lost", kind=NotTaken))
+            why = "failed to connect: the connection has just been lost"
+            call.finish(call_error("UNAVAILABLE", why, kind=NotTaken))
             return
         call.connection = self
         try:
@@ -125,7 +135,7 @@ class _ClientConnection(h2.H2Connection):
             self.send_parts(stream_id, framing.framed(call.parts), end_stream=True)
         except h2.Http2Error as error:
             why = f"failed to connect: the connection takes no more calls ({error})"
-            call.finish(_error("UNAVAILABLE", why, kind=NotTaken))
+            call.finish(call_error("UNAVAILABLE", why, kind=NotTaken))
             self.leave()
             return
         call.parts = ()
@@ -223,7 +233,7 @@ class _ClientConnection(h2.H2Connection):
             self.ready.exception()  # raised at the next call; no call need come
         calls, self.calls = self.calls, {}
         for call in calls.values():
-            call.finish(_error("UNAVAILABLE", why, kind=ConnectionDied))
+            call.finish(call_error("UNAVAILABLE", why, kind=ConnectionDied))
         self.end_if_idle()
 
     def leave(self) -> None:
@@ -255,16 +265,16 @@ class _ClientConnection(h2.H2Connection):
             call.trailers = framing.decode_metadata(headers)
             if code == "OK" and not call.trailers:
                 self._usual_end = headers
-        call.finish(None if code == "OK" else _error(code, details, call.trailers))
+        call.finish(None if code == "OK" else call_error(code, details, call.trailers))
         self.end_if_idle()
 
     def _fail(self, call: _Call, code: str, details: str) -> None:
-        call.finish(_error(code, details))
+        call.finish(call_error(code, details))
         self.drop(call)
 
     def _reset(self, call: _Call, error_code: int) -> None:
         kind = NotTaken if error_code == h2.REFUSED_STREAM else grpc.aio.AioRpcError
-        call.finish(_error(*framing.status_of_reset(error_code), kind=kind))
+        call.finish(call_error(*framing.status_of_reset(error_code), kind=kind))
         self.drop(call)
 
     def end_if_idle(self) -> None:
@@ -398,7 +408,7 @@ class H2Channel:
         if connection is not None and not connection.gone.done():
             connection.begin(call)
         elif self._closed:
-            call.finish(_error("CANCELLED", "Channel is closed."))
+            call.finish(call_error("CANCELLED", "Channel is closed."))
         elif self._state is State.TRANSIENT_FAILURE:
             call.finish(self._refused())
         else:
@@ -406,7 +416,7 @@ class H2Channel:
         return call
 
     def _expire(self, call: _Call) -> None:
-        call.finish(_error("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+        call.finish(call_error("DEADLINE_EXCEEDED", "Deadline Exceeded"))
         self._drop(call)
 
     def _give_up(self, call: _Call) -> None:
@@ -511,7 +521,7 @@ class H2Channel:
 
     def _refused(self) -> grpc.aio.AioRpcError:
         why = f"failed to connect to all addresses; last error: {self._why}"
-        return _error("UNAVAILABLE", why, kind=NotTaken)
+        return call_error("UNAVAILABLE", why, kind=NotTaken)
 
     def _set(self, state: Any) -> None:
         if self._state is state:
@@ -554,12 +564,3 @@ def _code(end: Any) -> str:
     if end is None:
         return "OK"
     return str(end.code().name) if type(end) is grpc.aio.AioRpcError else ""
-
-
-def _error(
-    code: str,
-    details: str,
-    trailers: Iterable[tuple[str, Any]] = (),
-    kind: type[grpc.aio.AioRpcError] = grpc.aio.AioRpcError,
-) -> grpc.aio.AioRpcError:
-    return kind(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=details)

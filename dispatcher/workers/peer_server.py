@@ -99,8 +99,7 @@ class PeerServer:
         try:
             answer = await self._inference.answer(data, self._caller(context))
         except StatusError as refused:
-            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
-            raise AssertionError("abort returned") from refused
+            raise self._own(refused) from refused
         named = ((peer_links.VARIANT, answer.variant.encode()), (peer_links.SLICE, codec.encode(answer.slice)))
         context.set_trailing_metadata((*(answer.trailers or ()), *self._own_trailer, *named))
         return answer.parts
@@ -114,7 +113,11 @@ class PeerServer:
         try:
             await answer_stream(self._local, self._inference, data, caller, context.write, **asked)
         except StatusError as refused:
-            await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
+            raise self._own(refused) from refused
+
+    def _own(self, refused: StatusError) -> StatusError:
+        """A status with the mark that it came from this worker."""
+        return StatusError(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
 
     async def _watch(self, _: bytes, context: Any) -> AsyncIterator[bytes]:
         """Each load window of this worker as it is flushed."""
@@ -140,7 +143,7 @@ class PeerServer:
 
     async def _check(self, context: Any) -> None:
         if self._socket is None and self._tokens.scope(context.invocation_metadata()) not in ("control", "open"):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token", self._own_trailer)
+            raise self._own(StatusError(grpc.StatusCode.UNAUTHENTICATED, "no valid token"))
 
 
 def make_server(handlers: Mapping[str, Any], address: str, tls: Tls | None = None) -> H2Server:

@@ -21,7 +21,7 @@ from dispatcher.fronts.grpc.streams import Streams
 from dispatcher.fronts.kserve import UNIMPLEMENTED, KserveService
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contracts
-from dispatcher.request.core.tenants import ADMIN, EVERYBODY
+from dispatcher.request.core.tenants import ADMIN
 from dispatcher.request.inference import Inference
 from dispatcher.request.peer_links import Peers
 from dispatcher.routing.slices import SERVICE
@@ -32,7 +32,7 @@ from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.h2 import ConnectionLimits, Held
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_server import H2Server, Routes
-from trefoil.core.errors import TrefoilError, brief
+from trefoil.core.errors import TrefoilError
 from trefoil.runtime import rpc
 from trefoil.runtime.connections import guard_connections
 from trefoil.runtime.telemetry import Metrics
@@ -159,11 +159,8 @@ def _infer(inference: Inference, access: AccessControl) -> Handler:
         return inference.infer
 
     async def infer(data: bytes, context: Any) -> tuple[bytes, ...]:
-        try:
-            tenant = access.authenticate_call(context.invocation_metadata())
-            access.admit(tenant, len(data))
-        except StatusError as refused:
-            await context.abort(refused.code, refused.details, refused.trailers)
+        tenant = access.authenticate_call(context.invocation_metadata())
+        access.admit(tenant, len(data))
         return await inference.infer(data, context, tenant)
 
     return infer
@@ -173,17 +170,10 @@ def _stream(streams: Streams, access: AccessControl) -> Handler:
     async def stream(_: Any, context: Any) -> None:
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
-        trace = context.trace
-        if access.open:
-            flow = access.flow(EVERYBODY, context.peer(), context.invocation_metadata)
-            return await streams.serve(Caller(deadline_s=deadline_s, trace=trace, flow=flow), context)
-        try:
-            tenant = access.authenticate_call(context.invocation_metadata())
-        except StatusError as refused:
-            await context.abort(refused.code, refused.details, refused.trailers)
+        tenant = access.authenticate_call(context.invocation_metadata())
         flow = access.flow(tenant, context.peer(), context.invocation_metadata)
-        caller = Caller(tenant.name, deadline_s, trace=trace, flow=flow, weight=tenant.weight)
-        return await streams.serve(caller, context, partial(access.admit, tenant))
+        caller = Caller(tenant.name, deadline_s, trace=context.trace, flow=flow, weight=tenant.weight)
+        await streams.serve(caller, context, partial(access.admit, tenant))
 
     return stream
 
@@ -193,12 +183,9 @@ def _guarded(behaviour: Handler, access: AccessControl, changes: bool = False) -
         return behaviour
 
     async def check(request: Any, context: Any) -> Any:
-        try:
-            tenant = access.authenticate_call(context.invocation_metadata())
-            if changes:
-                access.require_role(tenant, ADMIN)
-        except StatusError as refused:
-            await context.abort(refused.code, refused.details, refused.trailers)
+        tenant = access.authenticate_call(context.invocation_metadata())
+        if changes:
+            access.require_role(tenant, ADMIN)
         return await behaviour(request, context)
 
     return check
@@ -209,13 +196,13 @@ def _mapped(behaviour: Handler) -> Handler:
         try:
             return await behaviour(request, context)
         except TrefoilError as error:
-            await context.abort(rpc.status_of(error), brief(str(error)))
+            raise StatusError(rpc.status_of(error), str(error)) from error
 
     return handle
 
 
 def _refusal(why: str) -> Handler:
-    async def refuse(_: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+    async def refuse(*_: Any) -> None:
+        raise StatusError(grpc.StatusCode.UNIMPLEMENTED, why)
 
     return refuse

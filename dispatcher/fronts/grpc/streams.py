@@ -34,14 +34,6 @@ STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is st
 Write = Callable[[bytes], Awaitable[None]]
 
 
-class StreamAborted(Exception):
-    """Error that ends a stream, as its client asked for with `triton_grpc_error`."""
-
-    def __init__(self, refused: StatusError) -> None:
-        super().__init__(refused.details)
-        self.refused = refused
-
-
 class ClientLeft(asyncio.CancelledError):
     """Client that left its stream."""
 
@@ -55,26 +47,26 @@ class Streams:
         self._contracts = contracts
         self._open: set[_Stream] = set()
 
-    async def serve(self, caller: Caller, context: Any, admit: Callable[[int], None] | None = None) -> None:
+    async def serve(self, caller: Caller, context: Any, admit: Callable[[int], None]) -> None:
         """One stream, from its first message until the client has half-closed it and everything is answered. `admit`
-        gets the bytes of each message and may raise StatusError."""
+        gets the bytes of each message and may raise StatusError.
+
+        Raises:
+            StatusError: the stream ends with it.
+        """
         metadata = dict(context.invocation_metadata() or ())
         stream = _Stream(self, caller, metadata.get(GRPC_ERROR) == "true", context.write, admit)
-        refused: StatusError | None = None
         self._open.add(stream)
         self.local.accounting.open_streams += 1
         try:
             await stream.run(context.read)
-        except* StreamAborted as closed:
-            (first, *_) = closed.exceptions
-            assert isinstance(first, StreamAborted)
-            refused = first.refused
+        except* StatusError as closed:
+            (stream.ended, *_) = closed.exceptions
         finally:
             self._open.discard(stream)
             self.local.accounting.open_streams -= 1
-        refused = refused or stream.ended
-        if refused is not None:
-            await context.abort(refused.code, refused.details, refused.trailers)
+        if stream.ended is not None:
+            raise stream.ended
 
     async def answer(self, family: str, data: bytes, caller: Caller, take: Callable[[Any], Awaitable[None]]) -> None:
         """Answer one request of any family outside a client's stream: each ModelInferResponse goes to `take`, the last
@@ -144,7 +136,7 @@ class _Message:
 
 class _Stream:
     def __init__(
-        self, streams: Streams, caller: Caller, grpc_error: bool, write: Write, admit: Callable[[int], None] | None
+        self, streams: Streams, caller: Caller, grpc_error: bool, write: Write, admit: Callable[[int], None]
     ) -> None:
         self._streams = streams
         self._caller = caller
@@ -155,7 +147,7 @@ class _Stream:
         self._writing = asyncio.Lock()
         self._last: asyncio.Event | None = None  # of the last message that is answered in order
         self._reading: asyncio.Task[None] | None = None
-        self.ended: StatusError | None = None  # what its client hears once everything is answered
+        self.ended: Exception | None = None  # what its client hears once everything is answered
         self._turns: dict[tuple[str, bytes], asyncio.Event] = {}  # of the last message of each sequence
 
     async def run(self, read: Callable[[], Awaitable[Any]]) -> None:
@@ -217,13 +209,12 @@ class _Stream:
 
     async def _refuse(self, message: _Message, refused: StatusError) -> None:
         if self._grpc_error:
-            raise StreamAborted(refused) from refused
+            raise refused
         await self._send_in_turn(message, kserve_wire.stream_error(refused.details, message.id))
 
     async def _serve(self, message: _Message) -> None:
         inference = self._streams.inference
-        if self._admit is not None:
-            self._admit(len(message.data))
+        self._admit(len(message.data))
         if message.turn is not None:
             await message.turn.wait()
         if message.decoupled:

@@ -21,7 +21,7 @@ from dispatcher.fronts.rest.calls import (
     read_text,
     while_there,
 )
-from dispatcher.fronts.rest.codec_process import CodecProcess
+from dispatcher.fronts.rest.codec_process import ProcessOf
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import Tenant
 from trefoil.core.errors import NotFound, TrefoilError, Unavailable
@@ -43,9 +43,8 @@ class OpenAi:
     large bodies by bytes. `routes`: more of its routes, by the first part of their path below /v1/."""
 
     def __init__(
-        self, fronts: Fronts, limit: tuple[float, str], process: Callable[[int], CodecProcess],
-        routes: Mapping[str, Route],
-    ) -> None:  # fmt: skip
+        self, fronts: Fronts, limit: tuple[float, str], process: ProcessOf, routes: Mapping[str, Route]
+    ) -> None:
         self._contracts, self._access, self._local = fronts.contracts, fronts.access, fronts.local
         self._limit, self._routes = limit, routes
         self._completions = Completions(fronts, process)

@@ -16,17 +16,16 @@ from dispatcher.fronts.openai.chat_templates import render
 from dispatcher.fronts.openai.embeddings import Embeddings
 from dispatcher.fronts.openai.engines import TextAnswer, check_tools, text_api, text_inputs, whole_calls
 from dispatcher.fronts.rest import codec
-from dispatcher.fronts.rest.calls import HttpError, HttpReply, refusal
-from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, CodecProcess
+from dispatcher.fronts.rest.calls import HttpError, HttpReply, Refused, refusal
+from dispatcher.fronts.rest.codec_process import CodecProcess, ProcessOf, here_or_there
 from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
-from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.admission import Caller
 from dispatcher.request.contracts import Contract
 from dispatcher.request.decoupled import REFUSED, Enough
-from trefoil.core.errors import InvalidInput, NotFound, TrefoilError
+from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, brief
 from trefoil.engine_api import Calls
 from trefoil.runtime.given.llm_backends import OPENAI
 from trefoil.runtime.model_files import CHAT_TEMPLATE
-from trefoil.runtime.rpc import status_of
 
 NAMES: Final = ("bos_token", "eos_token")
 """Parameters of a family's config.pbtxt that its chat template may use."""
@@ -55,7 +54,7 @@ class Completions:
     """Answers requests for text and embeddings. Belongs to one event loop. `process`: codec of large bodies by bytes;
     None: that of chat templates."""
 
-    def __init__(self, fronts: Fronts, process: Callable[[int], CodecProcess] | None = None) -> None:
+    def __init__(self, fronts: Fronts, process: ProcessOf | None = None) -> None:
         self._contracts, self._streams, self._clock = fronts.contracts, fronts.streams, fronts.local.clock
         self._templates = CodecProcess(RENDERING_BYTES, RENDERING_S, RENDERINGS_MAX)
         self._process = process or (lambda _: self._templates)
@@ -67,15 +66,11 @@ class Completions:
 
     async def read(self, body: bytes, headers: Mapping[str, str], endpoint: str, line: str) -> Asked | AskedVectors:
         """Read a body, a large one in a process. Raises InvalidInput, Unavailable."""
-        if len(body) < PROCESS_BYTES:
-            return bodies.read_text(body, headers, endpoint)
-        return await self._process(len(body)).call(line, bodies.read_text, body, headers, endpoint)
+        return await here_or_there(self._process, len(body), line, bodies.read_text, body, headers, endpoint)
 
     async def read_line(self, data: bytes, line: str) -> tuple[str, Asked | AskedVectors | TrefoilError]:
         """Read a line of a batch as `batch_lines.read_line`, a large one in a process. Raises as `read`."""
-        if len(data) < PROCESS_BYTES:
-            return batch_lines.read_line(data)
-        return await self._process(len(data)).call(line, batch_lines.read_line, data)
+        return await here_or_there(self._process, len(data), line, batch_lines.read_line, data)
 
     async def begin(self, asked: Asked, caller: Caller) -> Begun:
         """Make the request of a body for text.
@@ -203,14 +198,11 @@ def unknown_model(family: str) -> HttpError:
     return HttpError(404, f"The model '{family}' does not exist. Remedy: GET /v1/models names those that do")
 
 
-def openai_refusal(error: HttpError | StatusError | TrefoilError) -> HttpReply:
+def openai_refusal(error: Refused) -> HttpReply:
     """An error as OpenAI has it."""
-    if isinstance(error, HttpError):
-        reply, text = error.reply, error.text
-    else:
-        known = error if isinstance(error, StatusError) else StatusError(status_of(error), str(error))
-        reply, text = refusal(known), known.details.replace(REFUSED, "", 1)
-    status = reply.status
+    reply = refusal(error)
+    status, text = reply.status, brief(str(error)) if isinstance(error, TrefoilError) else error.details
+    text = text.replace(REFUSED, "", 1)
     code, field = CODES.get(status), error.field if isinstance(error, TrefoilError) else ""
     if status == 404 and text.startswith("The model"):
         code, field = "model_not_found", "model"

@@ -4,7 +4,7 @@ A request holds one credit at a time, so that one with thousands of texts leaves
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from dispatcher.fronts.openai import vectors
 from dispatcher.fronts.openai.bodies import AskedVectors
 from dispatcher.fronts.openai.engines import BYTES_PER_TOKEN, PROMPT_ESTIMATED
 from dispatcher.fronts.rest import codec
-from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, CodecProcess
+from dispatcher.fronts.rest.codec_process import ProcessOf, here_or_there
 from dispatcher.fronts.rest.generate_codec import PARAMETERS, encode
 from dispatcher.request.admission import Caller
 from dispatcher.request.contracts import Contract
@@ -34,7 +34,7 @@ OPEN_BATCH: Final = 64
 class Embeddings:
     """Answers requests for embeddings. Belongs to one event loop. `process`: codec of large answers by bytes."""
 
-    def __init__(self, inference: Inference, process: Callable[[int], CodecProcess]) -> None:
+    def __init__(self, inference: Inference, process: ProcessOf) -> None:
         self._inference, self._process = inference, process
 
     async def answer(self, contract: Contract, asked: AskedVectors, caller: Caller) -> tuple[bytes, Mapping[str, Any]]:
@@ -70,9 +70,7 @@ class Embeddings:
     async def _written(self, whole: npt.NDArray[np.float32], asked: AskedVectors, line: str) -> bytes:
         raw, size = np.ascontiguousarray(whole, "<f4").tobytes(), whole.shape[1]
         count = whole.size * (BASE64_BYTES if asked.as_base64 else JSON_BYTES)
-        if count < PROCESS_BYTES:
-            return vectors.written(raw, size, asked.as_base64)
-        return await self._process(count).call(line, vectors.written, raw, size, asked.as_base64)
+        return await here_or_there(self._process, count, line, vectors.written, raw, size, asked.as_base64)
 
 
 def check_embeds(contract: Contract, model: str) -> None:

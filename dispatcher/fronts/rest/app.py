@@ -40,7 +40,6 @@ from dispatcher.request.admission import StatusError
 from dispatcher.request.core.tenants import ADMIN, Tenant
 from dispatcher.transport.accepting import peer_of
 from trefoil.core.errors import InvalidInput, TrefoilError
-from trefoil.runtime.rpc import status_of
 
 JSON_LENGTH: Final = "inference-header-content-length"
 HUGE_BYTES: Final = 4 * 2**20
@@ -99,14 +98,10 @@ class RestApp:
             query = scope["query_string"].decode("latin-1")
             ask = HttpRequest(scope["method"], scope["path"], headers, read, send, peer, query, room)
             reply = await self._reply(ask)
-        except HttpError as wrong:
-            reply = wrong.reply
+        except (HttpError, StatusError, TrefoilError) as error:
+            reply = refusal(error)
         except ClientDisconnected:
             return
-        except StatusError as refused:
-            reply = refusal(refused)
-        except TrefoilError as error:
-            reply = refusal(StatusError(status_of(error), str(error)))
         finally:
             room.free()
         if reply is None:  # it has been sent

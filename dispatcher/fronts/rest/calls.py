@@ -19,6 +19,8 @@ from dispatcher.request.core.tenants import Tenant
 from dispatcher.request.pace import BYTES_PER_S_MIN, paced
 from dispatcher.transport.core.trace_context import trace_of
 from dispatcher.transport.h2 import Held
+from trefoil.core.errors import TrefoilError
+from trefoil.runtime.rpc import status_of
 
 LOG: Final = structlog.get_logger()
 
@@ -155,14 +157,9 @@ class HttpRequest:
 class HttpError(Exception):
     """HTTP status that is not a gRPC status."""
 
-    def __init__(self, status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        super().__init__(status, text)
-        self.status, self.text, self.headers = status, text, headers
-
-    @property
-    def reply(self) -> HttpReply:
-        """As Triton writes errors."""
-        return HttpReply(self.status, error_body(self.text), self.headers)
+    def __init__(self, status: int, details: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(details)
+        self.status, self.details, self.headers = status, details, headers
 
 
 class ClientDisconnected(Exception):
@@ -340,9 +337,15 @@ def error_body(text: str) -> bytes:
     return codec.dumps({"error": text})
 
 
-def refusal(refused: StatusError) -> HttpReply:
-    """A status as HTTP has it. The time to wait of a limit or a budget becomes Retry-After, in whole seconds, rounded
+Refused = HttpError | StatusError | TrefoilError
+
+
+def refusal(error: Refused) -> HttpReply:
+    """An error as HTTP has it. The time to wait of a limit or a budget becomes Retry-After, in whole seconds, rounded
     up."""
+    if isinstance(error, HttpError):
+        return HttpReply(error.status, error_body(error.details), error.headers)
+    refused = error if isinstance(error, StatusError) else StatusError(status_of(error), str(error))
     headers: tuple[tuple[bytes, bytes], ...] = ()
     for name, value in refused.trailers or ():
         if name == "grpc-retry-pushback-ms" and _PAUSE_MS.fullmatch(value):

@@ -136,6 +136,15 @@ class CodecProcess:
             await process.wait()
 
 
+ProcessOf = Callable[[int], CodecProcess]
+"""Process for a body of so many bytes."""
+
+
+async def here_or_there(process: ProcessOf, size: int, line: str, function: Callable[[*Ts], R], *args: *Ts) -> R:
+    """Do what one of FUNCTIONS does: at once with a small body, else in the process; raises like `call`."""
+    return function(*args) if size < PROCESS_BYTES else await process(size).call(line, function, *args)
+
+
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Serve requests until there are no more: the worker has ended."""
     while head := requests.read(_LENGTH.size):

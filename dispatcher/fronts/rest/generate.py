@@ -1,7 +1,6 @@
 """Triton's generate extension: /generate and /generate_stream (docs/protocol/extension_generate.md, http_server.cc)."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
@@ -9,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest import generate_codec
 from dispatcher.fronts.rest.calls import STOPPING, EventStream, HttpReply, HttpRequest, error_body, while_there
-from dispatcher.fronts.rest.codec_process import PROCESS_BYTES, CodecProcess
+from dispatcher.fronts.rest.codec_process import ProcessOf, here_or_there
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.routing.core.receipts import SLICE
 from dispatcher.transport.core import kserve_wire
@@ -21,7 +20,7 @@ NOT_ONE: Final = "generate expects model to produce exactly 1 response"
 class Generate:
     """Generate extension of the REST port. Belongs to one event loop. `process`: codec of large bodies by bytes."""
 
-    def __init__(self, fronts: Fronts, process: Callable[[int], CodecProcess]) -> None:
+    def __init__(self, fronts: Fronts, process: ProcessOf) -> None:
         self._process = process
         self._contracts, self._streams, self._local = fronts.contracts, fronts.streams, fronts.local
 
@@ -40,11 +39,8 @@ class Generate:
         self, ask: HttpRequest, caller: Caller, body: bytes, model: str, version: str, one: bool
     ) -> HttpReply | None:
         metadata = (await self._contracts.fetch(model)).metadata.SerializeToString()
-        if len(body) < PROCESS_BYTES:
-            data = generate_codec.read(body, metadata, model, version)
-        else:
-            process, line = self._process(len(body)), caller.flow[0]
-            data = await process.call(line, generate_codec.read, body, metadata, model, version)
+        size, line = len(body), caller.flow[0]
+        data = await here_or_there(self._process, size, line, generate_codec.read, body, metadata, model, version)
         if one:
             return await self._one(model, data, caller)
         await self._events(ask, model, data, caller)
@@ -52,9 +48,7 @@ class Generate:
 
     async def _written(self, answer: Any, caller: Caller) -> bytes:
         data = answer.SerializeToString()
-        if len(data) < PROCESS_BYTES:
-            return generate_codec.write(data)
-        return await self._process(len(data)).call(caller.flow[0], generate_codec.write, data)
+        return await here_or_there(self._process, len(data), caller.flow[0], generate_codec.write, data)
 
     async def _one(self, model: str, data: bytes, caller: Caller) -> HttpReply:
         found = pb.ModelInferResponse()

@@ -251,3 +251,11 @@ def test_a_pause_that_a_slice_names_is_passed_on_where_it_is_one(pause_ms, after
     """In gRPC one below 0, or one that is no number, says: do not try again."""
     error = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (("grpc-retry-pushback-ms", pause_ms),))
     assert dict(refusal(error).headers) == ({b"retry-after": after} if after else {})
+
+
+@pytest.mark.parametrize(
+    "error", [HttpError(404, "no such model"), StatusError(grpc.StatusCode.NOT_FOUND, "no such model")]
+)
+def test_a_refusal_reads_as_its_text(error):
+    """So it stands in the errors of a batch's lines."""
+    assert str(error) == "no such model"
