@@ -33,11 +33,12 @@ MODEL = "org/tiny"
 @dataclass
 class Engine:
     """`bodies`: of all completions. `full`: answers 429. `running`: streams under way. `key`: API key that it asks for.
-    `closes_s`: until it closes a connection that serves no more.
+    `closes_s`: until it closes a connection that serves no more. `too_many`: tokens that it counts and did not make.
     `shown`: keys that clients showed."""
 
     step_s: float = 0.001
     closes_s: float = 0.0
+    too_many: int = 0
     full: bool = False
     key: str = ""
     elsewhere: str = ""
@@ -169,7 +170,7 @@ class Engine:
             writer, {"choices": [{"index": 0, "finish_reason": reason, **({"delta": {}} if chat else {"text": ""})}]}
         )
         if word != "!plain" and body.get("stream_options", {}).get("include_usage"):
-            usage = None if word == "!null" else {"prompt_tokens": 7, "completion_tokens": most}
+            usage = None if word == "!null" else {"prompt_tokens": 7, "completion_tokens": most + self.too_many}
             _event(writer, {"choices": [], "usage": usage})
         writer.write(b"" if word == "!undone" else b"data: [DONE]\n\n")
         await writer.drain()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import tomllib
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ def addresses() -> Iterator[list[str]]:
     ready = threading.Event()
 
     async def serve() -> None:
-        async with openai_engine.serving() as engine, openai_engine.serving(key="sk-1") as locked:
-            found.extend((engine.address, locked.address))
+        async with AsyncExitStack() as stack:
+            for settings in ({}, {"key": "sk-1"}, {"too_many": 10**9}):
+                found.append((await stack.enter_async_context(openai_engine.serving(**settings))).address)
             ready.set()
             await stop.wait()
 
@@ -119,6 +121,14 @@ def test_an_engine_that_does_not_serve_the_model_is_said_and_nothing_is_written(
     assert said.exit_code, said.output
     assert why in said.output
     assert "Remedy: correct address or model" in said.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_counts_more_tokens_than_it_was_asked_for_has_no_profile(tmp_path, addresses):
+    """Each token would seem to take no time."""
+    said = engine(tmp_path, f"tiny={addresses[2]}#org/tiny")
+    assert said.exit_code, said.output
+    assert "answered 1000000008 tokens, asked for 8: no time of a token" in " ".join(said.output.split())
     assert not list(tmp_path.iterdir())
 
 

@@ -243,18 +243,19 @@ async def _stream(
     client: EngineClient, engine: EngineTarget, tokens_mean: float, numbers: "count[int]", until_s: float, clock: Clock
 ) -> list[tuple[float, float]]:
     """TTFT and TPOT [ms] of one answer after the other, at least of one; raises EngineError, Unavailable."""
-    found: list[tuple[float, float]] = []
+    found, most = list[tuple[float, float]](), max(2, round(tokens_mean))
     while not found or clock.monotonic_s() < until_s:
-        asked = {"prompt": _words(next(numbers)), MAX_TOKENS: max(2, round(tokens_mean)), "temperature": 0}
+        asked = {"prompt": _words(next(numbers)), MAX_TOKENS: most, "temperature": 0}
         began_s, times, tokens = clock.monotonic_s(), list[float](), 0
         async with aclosing(client.stream(engine, asked)) as pieces:
             async for piece in pieces:
                 if piece.text:
                     times.append(clock.monotonic_s())
                 tokens = piece.tokens_out or max(tokens, len(times))
-        if tokens < 2 or len(times) < 2:
+        if not 2 <= tokens <= max(most, len(times)) or len(times) < 2:
             remedy = "ask a model that goes on, or profile it by hand"
-            raise Unavailable(f"{engine.base} answered {tokens} tokens: no time of a token", remedy=remedy)
+            why = f"{engine.base} answered {tokens} tokens, asked for {most}: no time of a token"
+            raise Unavailable(why, remedy=remedy)
         tpot_ms = (times[-1] - times[0]) * MS_PER_S / (tokens - 1)
         found.append(((times[0] - began_s) * MS_PER_S, max(tpot_ms, 1e-3)))
     return found
