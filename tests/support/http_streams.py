@@ -69,8 +69,10 @@ class Wire(asyncio.Transport):
         pass
 
 
-async def front_reads(pieces: Sequence[bytes], protocol: type[Any] = Http1Connection) -> Reading:
-    """Reading by the REST front of what comes in these pieces."""
+async def front_reads(
+    pieces: Sequence[bytes], protocol: type[Any] = Http1Connection, answers: Sequence[bytes] = ()
+) -> Reading:
+    """Reading by the REST front of what comes in these pieces. `answers`: parts of each answer, without a length."""
     reading = Reading()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -83,7 +85,9 @@ async def front_reads(pieces: Sequence[bytes], protocol: type[Any] = Http1Connec
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         reading.requests.append((scope["method"].encode(), scope["raw_path"] + query, body))
         reading.headers.append(scope["headers"])
-        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.start", "status": 200 if answers else 204, "headers": []})
+        for part in answers:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=protocol, ws="none")

@@ -5,6 +5,7 @@ llhttp (httptools) parses strictly; uvicorn runs the application. Added here, be
   unread, so that the body would be parsed as the next request. The head is therefore parsed again without the offer.
 - Heads that llhttp accepts and RFC 9112 forbids, or that this server does not implement, are refused.
 - Trailers are dropped (RFC 9110 6.5.1): they are not headers.
+- An answer to HTTP/1.0 has no chunks (RFC 9112 6.1): one without a length ends with its connection.
 - A refusal follows the answers to the requests before it.
 - Heads, trailers and chunk extensions are bounded in bytes, heads in time, unanswered requests in number.
 """
@@ -113,6 +114,8 @@ class Http1Connection(HttpToolsProtocol):
         self._steps += 1
         self._in_body = True
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]
         self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -235,6 +238,21 @@ def _parser(connection: HttpToolsProtocol) -> httptools.HttpRequestParser:
         lenient_data_after_close=True
     )  # as uvicorn has it: no request is served after a close
     return parser
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> Any:
+    send, endless = cycle.send, False
+
+    async def plain(message: Any) -> None:
+        nonlocal endless
+        if message["type"] == "http.response.start":
+            endless = b"content-length" not in dict(message["headers"])
+            cycle.chunked_encoding = False if endless else None
+        elif endless:
+            cycle.expected_content_length = len(message["body"])
+        await send(message)
+
+    return plain
 
 
 def _shown(value: bytes) -> str:

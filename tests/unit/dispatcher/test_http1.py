@@ -151,6 +151,14 @@ async def test_only_a_client_of_http_1_1_is_asked_for_its_body():
     assert b"HTTP/1.1 100 " not in (await front_reads([sent.replace(b"HTTP/1.1", b"HTTP/1.0"), b"{}"])).sent
 
 
+@pytest.mark.parametrize(("version", "body"), [(b"1.1", b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"), (b"1.0", b"abcde")])
+async def test_only_a_client_of_http_1_1_is_answered_in_chunks(version, body):
+    reading = await front_reads([HEAD.replace(b"1.1", version) + b"\r\n"], answers=[b"abc", b"de"])
+    head, _, rest = reading.sent.partition(b"\r\n\r\n")
+    assert (rest, b"chunked" in head) == (body, version == b"1.1")
+    assert reading.closed == (version == b"1.0")
+
+
 @pytest.mark.parametrize(
     "begin", [HEAD + b"X: ", CHUNKED + b"\r\n0\r\nX: ", CHUNKED + b"\r\n1;x="], ids=["head", "trailer", "extension"]
 )
