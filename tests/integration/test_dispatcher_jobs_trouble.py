@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from dispatcher.jobs import job_run, owner, service
 from dispatcher.jobs.core.job import Bounds
+from dispatcher.jobs.core.places import Places
 from dispatcher.jobs.folder import Items, JobReader, OwnedJob
 from dispatcher.request import pace
 from protos.dispatcher.v1 import jobs_pb2
@@ -265,6 +266,7 @@ async def test_submitted_again_with_a_deadline_from_now_it_is_the_same_job(syste
 
 
 async def test_silent_clients_leave_their_places(system, jobs, monkeypatch):
+    await jobs.submit(items(3), id="read")
     for module in (service, pace):
         monkeypatch.setattr(module, "SILENT_S", 0.2)
 
@@ -273,15 +275,26 @@ async def test_silent_clients_leave_their_places(system, jobs, monkeypatch):
             yield message
         await asyncio.sleep(60)
 
+    async def read() -> str:
+        """Why no result can be read; empty: one can."""
+        try:
+            await jobs.stub.GetResults(jobs_pb2.GetResultsRequest(id="read")).read()
+        except grpc.aio.AioRpcError as error:
+            return str(error.details())
+        return ""
+
     says = "UNAVAILABLE its parts did not come at 4096 bytes/s, nothing was kept. Remedy: submit it again, faster"
     assert says in await refused(jobs.stub.Submit(silent()))
     assert not list(jobs.folder.root.glob(".new-*"))
-    await jobs.submit(items(3), id="a")
     message = jobs_pb2.GetResultsResponse(results=[jobs_pb2.ItemResult(response=bytes(2**20))])
     monkeypatch.setattr(service.JobsAdmin, "_results", lambda *_: (message, 0))
-    stream = jobs.stub.GetResults(jobs_pb2.GetResultsRequest(id="a"))
+    jobs.admin._readers = Places(1, "clients read results")
+    stream = jobs.stub.GetResults(jobs_pb2.GetResultsRequest(id="read"))
     await stream.read()
-    await until(lambda: jobs.admin._readers == 0)
+    async with asyncio.timeout(30):
+        while why := await read():
+            assert why == "1 clients read results here. Remedy: try again"
+            await asyncio.sleep(0.02)
 
     async def rest() -> None:
         while await stream.read() is not grpc.aio.EOF:
