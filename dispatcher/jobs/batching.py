@@ -21,7 +21,7 @@ from trefoil.core.errors import InvalidInput
 
 RAW_INPUT_FIELD: Final = bytes((kserve_wire.RAW_INPUT_TAG,))
 RAW_OUTPUT_FIELD: Final = b"\x32"  # field 6, length-delimited, in ModelInferResponse
-HEADS_MAX: Final = 1024
+HEADS_MAX: Final = 64
 SHARED: Final = ("trefoil_energy_j_estimate", "trefoil_carbon_mg_estimate")
 """Parameters of a receipt that are of the whole batch; an item has its share by rows."""
 OF_REQUESTS: Final = ("timeout", CLASS, MIN_ACCURACY, SLO_MS)
@@ -88,7 +88,11 @@ class ItemReader:
                 remedy = f"less than {PROCESS_BYTES} bytes: send it in binary, from a .npz or as a ModelInferRequest"
                 raise InvalidInput("is too large for JSON", field="item", value=f"{len(data)} bytes", remedy=remedy)
             data, _ = codec.decode(data, len(data), self._taken.family, "")
-        _, _, spans = kserve_wire.head_size(data)
+        size, fields, spans = kserve_wire.head_size(data)
+        if size >= PROCESS_BYTES or fields > kserve_wire.FIELDS_MAX:  # the event loop parses it
+            most = f"less than {PROCESS_BYTES} bytes, at most {kserve_wire.FIELDS_MAX} tensors and parameters"
+            value, remedy = f"{size} bytes, {fields} fields", f"{most}: send tensors as raw_input_contents"
+            raise InvalidInput("is too large beside its raw contents", field="item", value=value, remedy=remedy)
         raws = tuple(data[begin:end] for begin, end in spans)
         head_bytes = kserve_wire.without(data, spans) if spans else data
         head = self._heads.get(head_bytes)

@@ -46,6 +46,22 @@ def test_items_are_joined_by_rows():
     assert not any(item.alone for item in items)
 
 
+@pytest.mark.parametrize("part", ["texts", "inputs", "parameters", "id"])
+def test_what_would_hold_up_the_event_loop_is_refused_unparsed(monkeypatch, part):
+    message = pb.ModelInferRequest.FromString(request())
+    for number in range(70_000):
+        if part == "texts":
+            message.inputs[0].contents.bytes_contents.append(b"")
+        elif part == "inputs" and number < 5000:
+            message.inputs.add()
+        elif part == "parameters" and number < 10_000:
+            message.parameters[str(number)].SetInParent()
+    message.id = "x" * 70_000 if part == "id" else ""
+    monkeypatch.setattr(ItemReader, "_parse", None)
+    with pytest.raises(InvalidInput, match=r"item = '[0-9]+ bytes, [0-9]+ fields': is too large beside its raw"):
+        read(message.SerializeToString())
+
+
 def test_what_differs_is_not_of_one_kind():
     one = read(request())[0]
     with_parameter = pb.ModelInferRequest.FromString(request())
