@@ -79,7 +79,11 @@ def sweep(root: Path, older_than_s: float = 0.0) -> None:
 
 def _written_s(upload: Path) -> float:
     """When an upload was written last [UTC s]."""
-    return max((path.stat().st_mtime for path in (upload, upload / ITEMS) if path.exists()), default=math.inf)
+    found = [math.inf]
+    for path in (upload, upload / ITEMS):
+        with contextlib.suppress(FileNotFoundError):  # it may have its place by now
+            found.append(path.stat().st_mtime)
+    return max(found[1:] or found)
 
 
 def sync_folder(folder: Path) -> None:
