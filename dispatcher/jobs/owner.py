@@ -182,7 +182,8 @@ class JobsOwner:
         if not await self._hold_lease(bool(names), [each.job for each in jobs.values()]):
             return
         await self._tell(jobs)
-        chosen = self._chosen(jobs)
+        waits = await self._waits(jobs)
+        chosen = self._chosen(jobs, waits)
         for name in (self.runs.keys() & jobs.keys()) - set(chosen):
             if await self._settle(name):
                 await self._stop(name)
@@ -193,7 +194,7 @@ class JobsOwner:
                 elif name in chosen or await on_disk(self._folder.cancelled, name) is not None:
                     await self._take_over(name)
                 else:
-                    await self._wait(name, self._waits(jobs[name]) or "other jobs go first")
+                    await self._wait(name, waits[name] or "other jobs go first")
                     continue
                 self._waiting.pop(name, None)
         for name in self.runs.keys() - set(names):
@@ -230,26 +231,30 @@ class JobsOwner:
                 self._waiting[name] = str(error)
         return found
 
-    def _chosen(self, jobs: Mapping[str, Stored]) -> list[str]:
+    def _chosen(self, jobs: Mapping[str, Stored], waits: Mapping[str, str]) -> list[str]:
         """Jobs that run at once: those that can go on before those that cannot, the first of each family and tenant
         before the second ones, else in turn."""
         before: Counter[tuple[bool, str, str]] = Counter()
         rank = {}
         for name in sorted(jobs, key=lambda name: jobs[name].job.turn):
             job = jobs[name].job
-            kind = (bool(self._waits(jobs[name])), job.family, job.tenant)
+            kind = (bool(waits[name]), job.family, job.tenant)
             rank[name] = (kind[0], before[kind])
             before[kind] += 1
         return sorted(rank, key=lambda name: rank[name])[:RUNS_MAX]
 
-    def _waits(self, stored: Stored) -> str:
-        """Why a job has to wait, whatever is idle; empty: it does not."""
-        name = stored.job.id
-        if why := stuck(self._local, self.idle, stored.job):
-            return why
-        run = self.runs.get(name)
-        room, why = self._may_start(stored, run.waiting if run is not None else self._left.get(name, (0, 0.0))[0])
-        return why if room < 1 else ""
+    async def _waits(self, jobs: Mapping[str, Stored]) -> dict[str, str]:
+        """Why jobs have to wait, whatever is idle; empty: they do not."""
+        found = {}
+        for name, stored in jobs.items():
+            found[name] = stuck(self._local, self.idle, stored.job)
+            if not found[name]:
+                run = self.runs.get(name)
+                waiting = run.waiting if run is not None else self._left.get(name, (0, 0.0))[0]
+                room, why = self._may_start(stored, waiting)
+                found[name] = why if room < 1 else ""
+            await asyncio.sleep(0)  # there may be a thousand; requests are served between them
+        return found
 
     def _may_start(self, stored: Stored, waiting: int) -> tuple[float, str]:
         """As `PlannedHours.may_start`, asked in the event loop: no file is read."""
@@ -306,7 +311,8 @@ class JobsOwner:
 
     async def _hold_lease(self, wanted: bool, jobs: Iterable[Job]) -> bool:
         now_s = self._clock.monotonic_s()
-        elsewhere = [self.idle.elsewhere(job) for job in jobs]  # none of them can go on here
+        kinds = {(job.family, job.min_accuracy, job.zones): job for job in jobs}
+        elsewhere = [self.idle.elsewhere(job) for job in kinds.values()]  # none of them can go on here
         if self._lease is None:
             wanted = wanted and not (elsewhere and all(elsewhere)) and now_s - self._left_s >= LEFT_S
         elif any(elsewhere) and now_s - self._owned_s >= OWNED_S:
