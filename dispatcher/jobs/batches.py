@@ -55,6 +55,7 @@ CHECKS_MAX: Final = 4
 PAIRS_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX = 16, 64, 512
 """Of metadata: OpenAI's own bounds."""
 BATCHES_PAGE, BATCHES_PAGE_MAX, FILES_PAGE_MAX = 20, 100, 10_000
+ENDED_MAX: Final = 10_000  # batches in memory, 3 KB each
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _PATH: Final = re.compile(r"/v1/(files|batches)(?:/([^/]+))?(?:/(content|cancel))?")
 _OF_BATCH: Final = re.compile(r"file-([0-9a-f]{24})-(output|error)")
@@ -284,7 +285,6 @@ class BatchApi:
                 stored = self._folder.stored(name)
                 if stored.job.tenant == tenant and stored.job.endpoint:
                     found.append((stored.submitted_at_s, name))
-        self._ended = {name: batch for name, batch in self._ended.items() if self._folder.has(name)}
         return [name for _, name in sorted(found, reverse=True)]
 
     def _all_batches(self, tenant: str) -> list[dict[str, Any]]:
@@ -329,6 +329,8 @@ class BatchApi:
         }  # fmt: skip
         found = batch, (ledger.output_bytes, ledger.error_bytes)
         if ended:
+            if len(self._ended) >= ENDED_MAX:  # removed ones, too
+                self._ended.clear()
             self._ended[name] = found
         return found
 

@@ -55,6 +55,7 @@ OWNER_BYTES: Final = 4096
 LINE_BYTES_MAX: Final = 1024  # of an item in the journal: most have 150, errors 400
 ITEMS_MAX: Final = 10**9  # of any job, whatever `jobs_items_max` was when it came
 WHY_CHARS_MAX: Final = 600
+STORED_MAX: Final = 10_000  # jobs in memory, 1 KB each
 KEPT_FACTOR: Final = 10
 """Jobs of a tenant whose results are kept, as a multiple of those that have not ended."""
 EPOCH: Final = re.compile(rf"{JOURNAL}([0-9]{{1,{len(str(EPOCH_MAX))}}})")
@@ -125,6 +126,8 @@ class JobsFolder:
             if found is None:
                 remedy = one_of(self.ids()[-NAMED_MAX:], name, none="submit one")
                 raise NotFound("is not a job", field="id", value=name, remedy=remedy)
+            if len(self._stored) >= STORED_MAX:  # removed ones, too
+                self._stored.clear()
             self._stored[name] = found
         return found
 

@@ -145,16 +145,15 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
 
     async def List(self, request: Any, context: Any) -> Any:
         """All jobs, or those of a tenant."""
-        found: list[Any] = []
+        tenant, found = self._only_own(context.invocation_metadata()) or request.tenant, list[Any]()
         for name in await on_disk(self._folder.ids):
             try:
-                found.append(await self.status(name))
+                if tenant in ("", (await on_disk(self._folder.stored, name)).job.tenant):
+                    found.append(await self.status(name))
             except NotFound:  # removed meanwhile
                 continue
             except OSError as error:  # the others can be read
                 LOG.warning("a job is left out of a list", job=name, why=str(error))
-        tenant = self._only_own(context.invocation_metadata()) or request.tenant
-        found = [each for each in found if tenant in ("", each.job.tenant)]
         found.sort(key=lambda each: each.job.complete_by.ToMicroseconds())
         return jobs_pb2.ListResponse(jobs=found)
 
