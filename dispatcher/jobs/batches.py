@@ -35,7 +35,7 @@ from dispatcher.jobs.core.form import Form
 from dispatcher.jobs.core.job import DEADLINE_MAX_S, ENDED, Job, JobState
 from dispatcher.jobs.core.places import Places
 from dispatcher.jobs.files import FOLDER, FileInfo, FilesFolder, FileUpload
-from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
+from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, arriving, on_disk, to_its_end
 from dispatcher.jobs.service import MESSAGE_BYTES, READERS_MAX, UPLOADS_MAX, JobsAdmin
 from dispatcher.request.core.tenants import INFER, Tenant
 from dispatcher.service.local_worker import LocalWorker
@@ -143,11 +143,10 @@ class BatchApi:
 
     async def _received(self, ask: HttpRequest, body: AsyncIterator[bytes], tenant: Tenant) -> FileInfo:
         form = Form(ask.headers.get("content-type", ""))
-        upload = await on_disk(FileUpload, self._files, tenant.name)
-        try:
+        async with arriving(FileUpload, self._files, tenant.name) as upload:
             async for part in body:
                 for data in form.feed(part):
-                    await on_disk(upload.add, data)
+                    await to_its_end(upload.add, data)
             if not form.ended or form.filename is None:
                 why = "is missing" if form.ended else "the form is incomplete"
                 raise InvalidInput(why, field="file", remedy="send a complete form, with a file")
@@ -157,10 +156,7 @@ class BatchApi:
             for name, value in form.fields.items():
                 remedy = "leave it out: files stay jobs_keep_s, a setting of the dispatcher"
                 raise InvalidInput("is not taken", field=name, value=value, remedy=remedy)
-            return await on_disk(upload.commit, form.filename, self._local.clock.now_s())
-        except BaseException:
-            await asyncio.shield(on_disk(upload.discard))
-            raise
+            return await to_its_end(upload.commit, form.filename, self._local.clock.now_s())
 
     def _file(self, tenant: str, name: str) -> dict[str, Any]:
         if (found := _OF_BATCH.fullmatch(name)) is None:
@@ -254,17 +250,13 @@ class BatchApi:
         return (await on_disk(self._batch, tenant.name, job.id))[0]
 
     async def _commit(self, job: Job, path: Path, checked: Checked, record: Mapping[str, Any]) -> None:
-        upload = await on_disk(Upload, self._folder, job)
-        try:
+        async with arriving(Upload, self._folder, job) as upload:
             refused = checked.errors[0].message if checked.errors else ""
             if not refused:
                 with await on_disk(_open, path) as file:
                     while lines := await on_disk(file.readlines, COPY_BYTES):
-                        await on_disk(upload.add, list(lines_of(lines)))
-            await on_disk(upload.commit, self._jobs.calendar_s(), record, refused)
-        except BaseException:
-            await asyncio.shield(on_disk(upload.discard))
-            raise
+                        await to_its_end(upload.add, list(lines_of(lines)))
+            await to_its_end(upload.commit, self._jobs.calendar_s(), record, refused)
 
     def _line_bytes_max(self) -> int:
         settings = self._local.settings

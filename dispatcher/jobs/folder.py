@@ -23,7 +23,7 @@ import struct
 import uuid
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -60,6 +60,7 @@ KEPT_FACTOR: Final = 10
 """Jobs of a tenant whose results are kept, as a multiple of those that have not ended."""
 EPOCH: Final = re.compile(rf"{JOURNAL}([0-9]{{1,{len(str(EPOCH_MAX))}}})")
 T = TypeVar("T")
+Entry = TypeVar("Entry", bound=Incoming)
 
 
 _THREADS: Final = ThreadPoolExecutor(4, "jobs")  # requests use the loop's own: a disk that hangs holds up no request
@@ -68,6 +69,26 @@ _THREADS: Final = ThreadPoolExecutor(4, "jobs")  # requests use the loop's own: 
 async def on_disk(work: Callable[..., T], *arguments: Any) -> T:
     """Result of what reads or writes files of jobs, in a thread for these."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *arguments)
+
+
+async def to_its_end(work: Callable[..., T], *arguments: Any) -> T:
+    """As `on_disk`; a caller that is cancelled waits, too, since it closes or removes the files next."""
+    writing = asyncio.ensure_future(on_disk(work, *arguments))
+    try:
+        return await asyncio.shield(writing)
+    finally:
+        await asyncio.wait((writing,))
+
+
+@contextlib.asynccontextmanager
+async def arriving(make: Callable[..., Entry], *arguments: Any) -> AsyncIterator[Entry]:
+    """An entry on its way to disk, which is removed if it breaks off. What works on it goes `to_its_end`."""
+    entry = await on_disk(make, *arguments)
+    try:
+        yield entry
+    except BaseException:
+        await asyncio.shield(on_disk(entry.discard))
+        raise
 
 
 @dataclass(frozen=True, slots=True)

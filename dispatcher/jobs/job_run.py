@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import structlog
@@ -23,7 +23,7 @@ from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.core.parcels import ItemStates, Parcel
-from dispatcher.jobs.folder import OwnedJob, Stored, on_disk
+from dispatcher.jobs.folder import OwnedJob, Stored, on_disk, to_its_end
 from dispatcher.jobs.idle_slices import IdleSlices, Size
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.contracts import Contract
@@ -513,15 +513,6 @@ class JobRun:
         await asyncio.gather(*tasks, return_exceptions=True)
         async with self._writing:
             self.owned.close()
-
-
-async def to_its_end(work: Callable[..., None], *arguments: Any) -> None:
-    """Write files of a job in a thread; a caller that is cancelled waits, too, for they are closed next."""
-    writing = asyncio.ensure_future(on_disk(work, *arguments))
-    try:
-        await asyncio.shield(writing)
-    finally:
-        await asyncio.wait((writing,))
 
 
 def stuck(local: LocalWorker, idle: IdleSlices, job: Job) -> str:

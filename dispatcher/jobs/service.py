@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
 from dispatcher.jobs.core.journal import ZoneSum
 from dispatcher.jobs.core.places import Places
-from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, on_disk
+from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, arriving, on_disk, to_its_end
 from dispatcher.jobs.job_run import unfit
 from dispatcher.jobs.owner import JobsOwner
 from dispatcher.request.contracts import Contract, Contracts
@@ -82,8 +82,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         contract = None
         if not await on_disk(self._folder.has, job.id):  # else it was checked then, and only has to be the same
             contract = await self.check(job)
-        upload = await on_disk(Upload, self._folder, job)
-        try:
+        async with arriving(Upload, self._folder, job) as upload:
             total = None
             async for message in messages:
                 if message.WhichOneof("part") == "total":
@@ -91,16 +90,13 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
                 elif message.WhichOneof("part") != "items" or total is not None:
                     raise InvalidInput("comes once", field="job", remedy="send items after it, then their total")
                 else:
-                    await on_disk(upload.add, message.items.requests)
+                    await to_its_end(upload.add, message.items.requests)
             if total != upload.count:
                 remedy = "send all items, then how many they were"
                 raise InvalidInput(f"{upload.count} items came", field="total", value=total or 0, remedy=remedy)
             if contract is not None:
                 check_items(job, upload.count, self._world(job))
-            await on_disk(upload.commit, self.calendar_s())
-        except BaseException:
-            await asyncio.shield(on_disk(upload.discard))
-            raise
+            await to_its_end(upload.commit, self.calendar_s())
         return await self.status(job.id)
 
     async def check(self, job: Job) -> Contract:
