@@ -26,7 +26,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -437,9 +437,7 @@ class JobReader:
 
 
 class OwnedJob(JobReader):
-    """A job of this process, under an epoch: the one that writes results. `items` None: it has ended."""
-
-    items: Items | None = None
+    """A job of this process, under an epoch: the one that writes results."""
 
     def __init__(self, folder: JobsFolder, name: str, epoch: int, owner: str) -> None:
         """Take the job over from its owner before.
@@ -456,17 +454,22 @@ class OwnedJob(JobReader):
         if self.ledger.ended:
             self._remove_items()
             return
-        self.items = Items(self.path)
         try:
             self.say(owner, "", 0.0)
-            before = {str(each): size for each, size in self._epochs.items()}
-            self._journal.append(encode({"owner": owner, "accepts": before}))
-            self._sync_journal()
-            sync_folder(self.path)
-            self.refresh()
+            if epoch not in self._epochs:
+                before = {str(each): size for each, size in self._epochs.items()}
+                self._journal.append(encode({"owner": owner, "accepts": before}))
+                self._sync_journal()
+                sync_folder(self.path)
+                self.refresh()
         except BaseException:
             self.close()
             raise
+
+    @cached_property
+    def items(self) -> Items:
+        """Its items; a job that is only to be ended needs none. Raises OSError."""
+        return Items(self.path)
 
     def write(self, results: Sequence[Result]) -> None:
         """Write results: on disk when this returns.
@@ -516,8 +519,8 @@ class OwnedJob(JobReader):
     def close(self) -> None:
         """Close all files."""
         self._journal.close()
-        if self.items is not None:
-            self.items.close()
+        if (items := self.__dict__.pop("items", None)) is not None:
+            items.close()
         if self._answers >= 0:
             os.close(self._answers)
         self._answers = -1

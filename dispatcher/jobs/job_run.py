@@ -92,7 +92,7 @@ class JobRun:
         self.abroad = frozenset() if self.job.grams_max or self.job.endpoint else peers.intersection(self.job.zones)
         """Peers' zones that items may go to."""
         self.states = ItemStates(owned.ledger.done, [parcel for parcel in owned.away if parcel.zone in peers])
-        self.item_bytes = owned.items.size / owned.stored.items if owned.items is not None else 0.0
+        self.item_bytes = owned.items.size / owned.stored.items
         self._answers = self._answer_bytes = 0
         self._ready: deque[Item] = deque()
         self._later: list[Item] = []
@@ -337,8 +337,6 @@ class JobRun:
             await self._read_all()
 
     async def _read_all(self) -> None:
-        files = self.owned.items
-        assert files is not None
         while self.states.next < self.owned.stored.items or self.abroad or self.states.parcels:  # items may come back
             held = len(self._ready) + len(self._later)
             waits = held >= READ_AHEAD or self._held_bytes >= HELD_BYTES or self.full
@@ -347,7 +345,7 @@ class JobRun:
                 continue
             first, count = claimed[0], claimed[-1] + 1 - claimed[0]
             try:
-                read = await on_disk(files.read, first, count)
+                read = await on_disk(self.owned.items.read, first, count)
             except OSError as error:
                 self.states.release(claimed)
                 self._disk.begin(self.owned.path, error)
@@ -411,7 +409,7 @@ class JobRun:
         Raises:
             OSError: the disk refuses; the items stay here.
         """
-        if self.closing or self.owned.items is None:
+        if self.closing:
             return None
         self._unread(count)
         parcel = self.states.pack(zone, count, self.job.id, until_s)
@@ -445,8 +443,7 @@ class JobRun:
             InvalidInput: they are not those any more.
             OSError: the disk refuses.
         """
-        files = self.owned.items
-        read = await on_disk(files.read, parcel.first, parcel.count, bytes_max) if files is not None else []
+        read = await on_disk(self.owned.items.read, parcel.first, parcel.count, bytes_max)
         data = [one for one in read if one is not None]
         if len(data) < parcel.count:
             remedy = "nothing: they are run here"

@@ -46,6 +46,7 @@ OWNED_S: Final = 5.0  # least time before a worker gives its jobs to another one
 LEFT_S: Final = 2.0  # time for the others to take them
 FILES_S: Final = 60.0  # how often old files are removed
 UPLOAD_MAX_S: Final = 3600.0  # an upload without a byte for so long is left over
+GONE: Final = "its items are not on disk any more"
 
 
 class JobsOwner:
@@ -339,12 +340,14 @@ class JobsOwner:
         stored = await on_disk(self._folder.stored, name)
         job, contract = stored.job, None
         why = await on_disk(self._folder.cancelled, name) or ""
-        if not why and await on_disk(self._folder.has_items, name):
+        if not (why or await on_disk(self._folder.has_items, name)):
+            why = GONE
+        if not why:
             contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
             models = self._local.routing.table.chains.get(job.family, (job.family,))
             why = str(unfit(job, contract, models) or "")
         owned = await on_disk(OwnedJob, self._folder, name, self._lease.epoch, self.name)
-        if owned.ledger.ended or contract is None or why:
+        if owned.ledger.ended or why:
             try:
                 if not owned.ledger.ended:
                     await on_disk(owned.end, JobState.CANCELLED, self.calendar_s(), why)
@@ -352,12 +355,14 @@ class JobsOwner:
             finally:
                 owned.close()
             return
+        assert contract is not None
         weight = self._weight_of(job.tenant)
         parts = (
             self._local, self._inference, self.idle, owned, contract, weight, self._metrics, self._wake,
             self._may_start, self.hours.variants,
         )  # fmt: skip
         try:
+            await on_disk(lambda: owned.items)
             run = LineRun(self._completions, *parts) if job.endpoint else JobRun(*parts)
         except BaseException:
             owned.close()

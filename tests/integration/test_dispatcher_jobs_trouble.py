@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from dispatcher.jobs import job_run, owner, service
+from dispatcher.jobs import folder, job_run, owner, service
 from dispatcher.jobs.core.job import Bounds
 from dispatcher.jobs.core.places import Places
 from dispatcher.jobs.folder import Items, JobReader, OwnedJob
@@ -159,6 +159,72 @@ async def test_a_job_that_cannot_begin_keeps_no_file_open(system, jobs, monkeypa
         await jobs.submit(items(20), id="a")
         await until(lambda: closed == ["a"])
     assert (await jobs.ended("a")).answered == 20
+
+
+async def test_a_client_that_leaves_while_its_job_is_kept_leaves_it_whole(system, jobs, monkeypatch):
+    real, began, goes_on = folder.replace_file, threading.Event(), threading.Event()
+
+    def replace_file(path, *arguments):
+        if path.name == "owner.json":
+            began.set()
+            goes_on.wait(20)
+        real(path, *arguments)
+
+    monkeypatch.setattr(folder, "replace_file", replace_file)
+    call = jobs.stub.Submit(messages(items(20), id="a"))
+    waiting = asyncio.ensure_future(call)
+    await until(began.is_set)
+    call.cancel()
+    await asyncio.wait((waiting,))
+    await asyncio.sleep(0.3)  # in which what had come was removed under the hands of who kept it
+    goes_on.set()
+    await until(lambda: jobs.folder.has("a"))
+    assert (await jobs.ended("a")).answered == 20
+
+
+async def test_a_job_whose_items_are_gone_says_so_and_can_be_cancelled(system, jobs):
+    await jobs.disown()
+    for name, missing in (("a", "items.bin"), ("b", "items.idx")):
+        await jobs.submit(items(20), id=name)
+        (jobs.folder.root / name / missing).unlink()
+    await jobs.own()
+    last = await jobs.ended("b")
+    assert (last.state, last.why) == (CANCELLED, "its items are not on disk any more")
+    async with asyncio.timeout(30):
+        while "No such file" not in (await jobs.status("a")).why:
+            await asyncio.sleep(0.02)
+    await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="a", why="it is not needed"))
+    last = await jobs.ended("a")
+    assert (last.state, last.why) == (CANCELLED, "it is not needed")
+
+
+async def test_many_jobs_that_wait_hold_up_no_request(system, jobs, monkeypatch):
+    monkeypatch.setattr(owner, "RUNS_MAX", 1)
+    jobs.folder.bounds = Bounds(100, 10**6, 50)
+    turns, seen, real = 0, list[int](), owner.stuck
+
+    def stuck(*arguments):
+        seen.append(turns)
+        return real(*arguments)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    for slice_ in system.slices:
+        slice_.gate.clear()
+    for number in range(20):
+        await jobs.submit(items(1), id=f"a{number}")
+    await until(lambda: len(jobs.owner._waiting) == 19)
+    monkeypatch.setattr(owner, "stuck", stuck)
+    counting = asyncio.create_task(count())
+    await until(lambda: len(seen) >= 60)
+    counting.cancel()
+    assert len(set(seen)) == len(seen), "the event loop had no turn between two jobs"
+    for slice_ in system.slices:
+        slice_.gate.set()
 
 
 async def test_a_job_whose_folder_goes_ends_alone(system, jobs):

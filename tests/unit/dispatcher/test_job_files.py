@@ -355,9 +355,6 @@ def test_files_of_other_names_are_no_journals(tmp_path):
 def test_a_disk_that_refuses_a_take_over_costs_no_descriptor(tmp_path, monkeypatch):
     folder = folder_of(tmp_path)
     submit(folder)
-    (folder.root / "b").mkdir()
-    text = (folder.root / "a" / "job.json").read_text()
-    (folder.root / "b" / "job.json").write_text(text.replace('"id": "a"', '"id": "b"'))
     before = len(os.listdir("/proc/self/fd"))
     for at in range(4):
         disk = FailingDisk(monkeypatch)
@@ -365,11 +362,45 @@ def test_a_disk_that_refuses_a_take_over_costs_no_descriptor(tmp_path, monkeypat
         with pytest.raises(OSError, match="No space left"):
             OwnedJob(folder, "a", 1, "w1")
         disk.mend()
-    with pytest.raises(FileNotFoundError):
-        OwnedJob(folder, "b", 1, "w1")  # without items
     assert len(os.listdir("/proc/self/fd")) == before
     folder.say("a", "w1", "the disk is full", 0.0)
     assert JobReader(folder, "a").owner()[1] == "the disk is full"
+
+
+def test_a_job_without_its_items_can_be_ended_and_a_take_over_again_writes_nothing(tmp_path):
+    folder = folder_of(tmp_path)
+    submit(folder)
+    (folder.root / "a" / "items.bin").unlink()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        owned = OwnedJob(folder, "a", 1, "w1")
+        with pytest.raises(FileNotFoundError):
+            owned.items.read(0, 1)
+        owned.close()
+    assert (folder.root / "a" / "journal.1").read_bytes().count(b"\n") == 1
+    owned = OwnedJob(folder, "a", 1, "w1")
+    owned.end(JobState.CANCELLED, 9.0, "it is not needed")
+    owned.close()
+    assert JobReader(folder, "a").state == JobState.CANCELLED
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_upload_that_gets_its_place_meanwhile_is_no_error_of_a_sweep(tmp_path, monkeypatch):
+    folder, real, asked = folder_of(tmp_path), Path.stat, list[Path]()
+    upload = Upload(folder, JOB)
+    upload.add(ITEMS)
+
+    def stat(path: Path, **more: Any) -> Any:
+        if path.name == "items.bin":
+            asked.append(path)
+            if len(asked) == 1:
+                upload.commit(5.0)
+        return real(path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", stat)
+        sweep(folder.root, 1e12)
+    assert folder.stored("a").items == 10
 
 
 def test_what_an_upload_writes_keeps_it(tmp_path):
