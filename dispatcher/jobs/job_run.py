@@ -102,7 +102,7 @@ class JobRun:
         self._writing = asyncio.Lock()
         self._spending_g = 0.0  # of batches under way
         self._room = math.inf  # items that may start
-        self._may_start, self._variants, self._started = may_start, variants, 0  # items of batches under way
+        self._may_start, self._variants = may_start, variants
         self._group: asyncio.TaskGroup | None = None
         self._rate = Rate()
         self._disk = FileTrouble("jobs", "the job waits, with all that is written", metrics)
@@ -141,7 +141,6 @@ class JobRun:
             target, rows = taken
             busy.add(target.slice)
             batch = self._form(max(1, int(min(rows, self._affordable_rows(target)))), self._room)
-            self._started += len(batch)
             name = f"batch of {self.job.id}"
             price_g = (self._price_g(target) or 0.0) * sum(item.rows for item in batch)
             self._spending_g += price_g
@@ -151,7 +150,7 @@ class JobRun:
     @property
     def waiting(self) -> int:
         """Items that have not started."""
-        return self.owned.ledger.left - self._started - len(self._results) - self.states.away
+        return self.states.free + len(self._ready) + len(self._later)
 
     def make_room(self) -> None:
         """Give credits back to requests that wait. A batch of tensors is over too soon for that."""
@@ -242,7 +241,6 @@ class JobRun:
             finally:
                 self.slice_s += self._clock.monotonic_s() - began_s
                 self._spending_g -= price_g
-                self._started -= len(batch)
                 del self._running[target.slice]
                 self._wake.set()
 

@@ -75,10 +75,9 @@ class ItemStates:
         """`done`: 1 for each item that has its result."""
         self._state = bytearray(done.replace(b"\x01", bytes((ENDED,))))
         self.parcels = list(parcels)
+        self._counts = [self._state.count(state) for state in range(4)]
         self.next = 0
         """No item before it is FREE."""
-        self.away = 0
-        """Items that are AWAY."""
         for parcel in self.parcels:
             if not parcel.back:
                 self._set(range(parcel.first, parcel.end), FREE, AWAY)
@@ -90,7 +89,12 @@ class ItemStates:
     @property
     def free(self) -> int:
         """Items that are FREE."""
-        return self._state.count(FREE, self.next)
+        return self._counts[FREE]
+
+    @property
+    def away(self) -> int:
+        """Items that are AWAY."""
+        return self._counts[AWAY]
 
     def claim(self, count: int) -> list[int]:
         """Take the next FREE items to be read here, within a range of so many items; empty: none is."""
@@ -107,8 +111,7 @@ class ItemStates:
 
     def end(self, item: int) -> None:
         """An item that this zone ran has its result."""
-        assert self._state[item] == HERE, (item, self._state[item])
-        self._state[item] = ENDED
+        assert self._set((item,), HERE, ENDED), (item, self._state[item])
 
     def pack(self, zone: str, count: int, job: str, complete_by_s: float) -> Parcel | None:
         """Make a parcel of the last FREE items, at most so many; None: there is none."""
@@ -138,11 +141,7 @@ class ItemStates:
     def deliver(self, parcel: Parcel, item: int) -> bool:
         """Whether the answer of a parcel to an item counts; if so, the item has its result."""
         assert parcel.first <= item < parcel.end
-        if self._state[item] not in (AWAY, FREE):
-            return False
-        self.away -= self._state[item] == AWAY
-        self._state[item] = ENDED
-        return True
+        return bool(self._set((item,), AWAY, ENDED) or self._set((item,), FREE, ENDED))
 
     def ended(self, parcel: Parcel) -> int:
         """Items of a parcel that have their results."""
@@ -158,7 +157,8 @@ class ItemStates:
         found = [item for item in items if self._state[item] == before]
         for item in found:
             self._state[item] = after
-        self.away += len(found) * ((after == AWAY) - (before == AWAY))
+        self._counts[before] -= len(found)
+        self._counts[after] += len(found)
         return found
 
     def _freed(self, items: Sequence[int]) -> None:
