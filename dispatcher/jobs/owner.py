@@ -25,7 +25,7 @@ from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, Stored, high
 from dispatcher.jobs.idle_slices import IdleSlices
 from dispatcher.jobs.job_run import JobRun, stuck, unfit
 from dispatcher.jobs.line_run import LineRun
-from dispatcher.jobs.planned_hours import Abroad, PlannedHours
+from dispatcher.jobs.planned_hours import Left, PlannedHours
 from dispatcher.jobs.zones import Zones
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.inference import Inference
@@ -272,15 +272,14 @@ class JobsOwner:
             elif name not in self._left:
                 self._left[name] = await on_disk(self._left_of, name)
         self._left = {name: left for name, left in self._left.items() if name in jobs}
-        budgets, now_s = self._local.budgets, self._clock.now_s()
-        found = [
-            (job, *left)
-            for job, left in ((jobs[name].job, left) for name, left in self._left.items())
-            if left[0] and budgets.find(job.tenant, job.family, now_s) is None
-        ]
-        abroad = {name: Abroad(run.states.away, run.transfer_j) for name, run in self.runs.items() if run.abroad}
+        budgets, now_s, found = self._local.budgets, self._clock.now_s(), list[Left]()
+        for name, (items, grams) in self._left.items():
+            job, run = jobs[name].job, self.runs.get(name)
+            if items and budgets.find(job.tenant, job.family, now_s) is None:
+                abroad = (run.states.away, run.transfer_j) if run is not None and run.abroad else ()
+                found.append(Left(job, items, grams, *abroad))
         with contextlib.suppress(StateUnavailable, Fenced):  # the lease's keeper says so; then no plan is followed
-            await self.hours.write(self._lease, found, abroad)
+            await self.hours.write(self._lease, found)
 
     def _left_of(self, name: str) -> tuple[int, float]:
         """Items and grams that are left of a job by its files."""

@@ -5,9 +5,8 @@ Without a plan jobs run whenever slices are idle. The worker that owns the jobs 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -26,15 +25,14 @@ OPEN_TTL_S: Final = 60.0
 CONTROLLER: Final = "controller"
 
 
-@dataclass(frozen=True, slots=True)
-class Abroad:
-    """What of an open job concerns peers' zones: items that they have now, and joules that move one item."""
+class Left(NamedTuple):
+    """What is left of an open job: items and grams; items that peers' zones have now, and joules that move one."""
 
+    job: Job
+    items: int
+    grams: float
     away: int = 0
     transfer_j: float = 0.0
-
-
-NOTHING: Final[Mapping[str, Abroad]] = {}
 
 
 class PlannedHours:
@@ -82,28 +80,22 @@ class PlannedHours:
         self._proven, self._refused = plan, ""
         return plan
 
-    async def write(
-        self, lease: Lease, jobs: Iterable[tuple[Job, int, float]], abroad: Mapping[str, Abroad] = NOTHING
-    ) -> None:
-        """Write the open jobs, each with its items and grams that are left, where they have changed or it is time.
-        `abroad`: by name; items that peers have are planned there.
+    async def write(self, lease: Lease, jobs: Sequence[Left]) -> None:
+        """Write the open jobs where they have changed or it is time. Items that peers have are planned there.
 
         Raises:
             Fenced, StateUnavailable: nothing was written.
         """
-        now_s, found = self._clock.monotonic_s(), list(jobs)
-        found = [(job, left - abroad.get(job.id, Abroad()).away, grams) for job, left, grams in found]
-        names = lease.epoch, frozenset((job.id, abroad.get(job.id, Abroad()).away) for job, _, _ in found)
-        if names == self._written and (not found or now_s - self._written_s < WRITE_S):
+        now_s, names = self._clock.monotonic_s(), (lease.epoch, frozenset((one.job.id, one.away) for one in jobs))
+        if names == self._written and (not jobs or now_s - self._written_s < WRITE_S):
             return
         told = tuple(
             OpenJob(
-                job.id, job.family, left, job.complete_by_s, job.priority, job.min_accuracy, job.zones,
-                bounded=job.grams_max > 0, grams_left=max(0.0, grams),
-                transfer_j=abroad.get(job.id, Abroad()).transfer_j,
+                job.id, job.family, items - away, job.complete_by_s, job.priority, job.min_accuracy, job.zones,
+                bounded=job.grams_max > 0, grams_left=max(0.0, grams), transfer_j=transfer_j,
             )
-            for job, left, grams in found
-            if left > 0
+            for job, items, grams, away, transfer_j in jobs
+            if items > away
         )  # fmt: skip
         key = self._state.keys.jobs_open(self.folder)
         await self._state.put(lease, key, OpenJobs(self.folder, lease.epoch, told), OPEN_TTL_S)

@@ -14,7 +14,7 @@ from controller.jobs.planning_loop import PERIOD_S, JobsPlanning
 from controller.observe.core.observation import LatestInputs
 from dispatcher.jobs.core.job import Job
 from dispatcher.jobs.core.planned_hours import STALE_S, may_start
-from dispatcher.jobs.planned_hours import PlannedHours
+from dispatcher.jobs.planned_hours import Left, PlannedHours
 from tests.support.jobs import COST, hour
 from tests.support.planning import NOW_S, SERIES
 from tests.support.stores import state_on
@@ -92,13 +92,13 @@ class World:
     async def play(self, until_h: float, step_s: float = 1800.0) -> None:
         """Run step by step: plan, read, start what may start, tell."""
         while self.clock.now_s() < BEGIN_S + until_h * HOUR:
-            open_now = [(self.jobs[name], left, 0.0) for name, left in self.left.items() if left]
+            open_now = [Left(self.jobs[name], left, 0.0) for name, left in self.left.items() if left]
             await self.hours.write(self.owner, open_now)
             if self.planning_on:
                 await self.planning.step()
             await self.hours.read()
             capacity = round(self.per_s * step_s)
-            for job, left, _ in sorted(open_now, key=lambda one: one[0].turn):
+            for job, left, *_ in sorted(open_now, key=lambda one: one[0].turn):
                 room, _ = self.hours.may_start(job, self.items[job.id], left)
                 count = min(left, capacity, int(min(room, left)))
                 if count:
@@ -298,7 +298,7 @@ async def test_records_of_a_writer_that_was_overtaken_are_not_planned() -> None:
 
 async def test_a_worker_that_takes_the_jobs_over_tells_them_at_once_under_its_epoch() -> None:
     world = await World().begin()
-    job = [(Job("a", "digits", BEGIN_S + 20 * HOUR), 1000, 0.0)]
+    job = [Left(Job("a", "digits", BEGIN_S + 20 * HOUR), 1000, 0.0)]
     await world.hours.write(world.owner, job)
     await world.state.release(world.owner)
     again = await world.state.acquire(f"jobs:{FOLDER}", "w2", ttl_s=1e7)
@@ -337,7 +337,7 @@ async def test_the_planning_goes_on_after_trouble_and_is_beside_the_loop(monkeyp
 
     key, found = world.state.keys.jobs_plan(), None
     world.planning._view = broken
-    await world.hours.write(world.owner, [(world.jobs["day"], 1000, 0.0)])
+    await world.hours.write(world.owner, [Left(world.jobs["day"], 1000, 0.0)])
     task = asyncio.create_task(world.planning.run())
     async with asyncio.timeout(30):
         while found is None:
@@ -345,7 +345,7 @@ async def test_the_planning_goes_on_after_trouble_and_is_beside_the_loop(monkeyp
             if calls:
                 world.planning._view = world.view
                 await world.clock.advance(10.0)
-                await world.hours.write(world.owner, [(world.jobs["day"], 1000, 0.0)])
+                await world.hours.write(world.owner, [Left(world.jobs["day"], 1000, 0.0)])
             found = await world.state.get(key, PlannedJobs)
     task.cancel()
     assert len(calls) == 1

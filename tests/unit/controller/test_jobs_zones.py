@@ -14,7 +14,7 @@ from controller.jobs.planning_loop import PERIOD_S, JobsPlanning
 from controller.jobs.zone_offers import ZoneOffers, offers_message, offers_of
 from controller.settings import ControllerSettings
 from dispatcher.jobs.core.planned_hours import STALE_S
-from dispatcher.jobs.planned_hours import Abroad
+from dispatcher.jobs.planned_hours import Left
 from dispatcher.settings import DispatcherSettings
 from tests.support.jobs import HOUR, hour, hours_of, job
 from tests.unit.controller.test_jobs_live import BEGIN_S, CLEAN, Leader, World
@@ -187,11 +187,10 @@ async def test_hours_of_a_cleaner_zone_are_planned_for_jobs_that_name_it():
 async def test_joules_of_moving_keep_items_at_home():
     world = await world_with(carbon=290.0)
     world.submit("day", 100_000, by_h=4, zones=("test", "DE"))
-    found = [(world.jobs["day"], 100_000, 0.0)]
     for transfer_j, zones in ((0.0, {"DE"}), (1000.0, {""})):
         world.clock.move(61.0)
         world.hours._written_s = -math.inf
-        await world.hours.write(world.owner, found, {"day": Abroad(0, transfer_j)})
+        await world.hours.write(world.owner, [Left(world.jobs["day"], 100_000, 0.0, 0, transfer_j)])
         await world.planning.step()
         assert {one.zone for one in (await world.plan()).jobs[0].hours} == zones
 
@@ -199,10 +198,10 @@ async def test_joules_of_moving_keep_items_at_home():
 async def test_items_that_a_peer_has_are_not_planned_here():
     world = await world_with(carbon=5.0)
     world.submit("day", 1000, by_h=4, zones=("test", "DE"))
-    await world.hours.write(world.owner, [(world.jobs["day"], 1000, 0.0)], {"day": Abroad(400, 0.0)})
+    await world.hours.write(world.owner, [Left(world.jobs["day"], 1000, 0.0, 400)])
     await world.planning.step()
     assert (await world.plan()).jobs[0].items_left == 600
-    await world.hours.write(world.owner, [(world.jobs["day"], 1000, 0.0)], {"day": Abroad(1000, 0.0)})
+    await world.hours.write(world.owner, [Left(world.jobs["day"], 1000, 0.0, 1000)])
     await world.planning.step()
     assert (await world.plan()).jobs == ()
 
