@@ -391,11 +391,12 @@ def test_an_upload_that_gets_its_place_meanwhile_is_no_error_of_a_sweep(tmp_path
     upload.add(ITEMS)
 
     def stat(path: Path, **more: Any) -> Any:
-        if path.name == "items.bin":
+        found = real(path, **more)
+        if path == upload.path:
             asked.append(path)
             if len(asked) == 1:
                 upload.commit(5.0)
-        return real(path, **more)
+        return found
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", stat)
