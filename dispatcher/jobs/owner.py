@@ -160,10 +160,11 @@ class JobsOwner:
                 await self._look()
                 await self._expire_files()
                 self.why = ""
-            except (TrefoilError, OSError) as error:
-                if str(error) != self.why:
-                    self.why = str(error)
-                    LOG.warning("jobs wait", why=self.why)
+            except Exception as error:  # requests are served whatever jobs break on
+                known = isinstance(error, TrefoilError | OSError)
+                if (why := str(error) if known else f"{error!r}, see the log") != self.why:
+                    self.why = why
+                    LOG.warning("jobs wait", why=why, exc_info=None if known else error)
             await self._clock.sleep(LOOK_S)
 
     async def _expire_files(self) -> None:

@@ -198,6 +198,19 @@ async def test_a_job_whose_items_are_gone_says_so_and_can_be_cancelled(system, j
     assert (last.state, last.why) == (CANCELLED, "it is not needed")
 
 
+async def test_what_all_jobs_break_on_ends_neither_them_nor_the_service(system, jobs, monkeypatch):
+    def stuck(*_):
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, "stuck", stuck)
+        await jobs.submit(items(20), id="a")
+        async with asyncio.timeout(30):
+            while (await jobs.status("a")).why != "ZeroDivisionError('a bug'), see the log":
+                await asyncio.sleep(0.02)
+    assert (await jobs.ended("a")).answered == 20
+
+
 async def test_many_jobs_that_wait_hold_up_no_request(system, jobs, monkeypatch):
     monkeypatch.setattr(owner, "RUNS_MAX", 1)
     jobs.folder.bounds = Bounds(100, 10**6, 50)
