@@ -26,6 +26,7 @@ from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 from trefoil.runtime import codec
 from trefoil.runtime.files import disk_error
+from trefoil.runtime.rpc import STREAMS_MAX
 from trefoil.runtime.security.scopes import check_request
 
 LOG = structlog.get_logger()
@@ -58,6 +59,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         self._tenants = tenants
         self._uploads = Places(UPLOADS_MAX, "jobs are being submitted")
         self._readers = Places(READERS_MAX, "clients read results")
+        self._watchers = Places(STREAMS_MAX - READERS_MAX, "clients watch jobs")
 
     async def Submit(self, request_iterator: Any, context: Any) -> Any:
         """Store a job with its items."""
@@ -172,13 +174,14 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         await self._permit(request.id, context)
         reader, clock = await on_disk(JobReader, self._folder, request.id), self._local.clock
         last, said_s = None, 0.0
-        while last is None or last.state not in ENDED:
-            status = await on_disk(self.read_status, reader)
-            if status != last or clock.monotonic_s() - said_s >= SAID_S:
-                await _end_unread(await _unread(context, jobs_pb2.WatchResponse(status=status)), "watch it again")
-                last, said_s = status, clock.monotonic_s()
-            if status.state not in ENDED:
-                await clock.sleep(WATCH_S)
+        with self._watchers.one(self._only_own(context.invocation_metadata())):
+            while last is None or last.state not in ENDED:
+                status = await on_disk(self.read_status, reader)
+                if status != last or clock.monotonic_s() - said_s >= SAID_S:
+                    await _end_unread(await _unread(context, jobs_pb2.WatchResponse(status=status)), "watch it again")
+                    last, said_s = status, clock.monotonic_s()
+                if status.state not in ENDED:
+                    await clock.sleep(WATCH_S)
 
     async def GetResults(self, request: Any, context: Any) -> None:
         """Results in the order of items, each once."""

@@ -393,6 +393,12 @@ async def test_a_watched_job_is_told_of_again_and_a_silent_dispatcher_is_given_u
     seen = [(await stream.read()).status for _ in range(20)]
     assert any(one == next_ for one, next_ in pairwise(seen))
     stream.cancel()
+    jobs.admin._watchers = Places(1, "clients watch jobs")
+    stream, other = (jobs.stub.Watch(jobs_pb2.WatchRequest(id="a")) for _ in range(2))
+    await stream.read()
+    assert "UNAVAILABLE 1 clients watch jobs here. Remedy: try again" in await refused(other.read())
+    stream.cancel()
+    jobs.admin._watchers = Places(9, "clients watch jobs")
     monkeypatch.setattr(service, "SAID_S", 60.0)
     monkeypatch.setattr(jobs_client, "SILENT_S", 0.3)
     client = jobs_client.Jobs.connect(jobs.address)
