@@ -187,7 +187,7 @@ class BatchApi:
         if _OF_BATCH.fullmatch(name) and self._file(tenant, name):
             remedy = "leave it: it goes jobs_keep_s after its batch has ended"
             raise InvalidInput("is a batch's own", field="file_id", value=name, remedy=remedy)
-        self._files.remove(name, tenant)
+        self._files.remove(self._files.get(name, tenant).id)
 
     async def _content(self, ask: HttpRequest, tenant: Tenant, name: str) -> None:
         with self._readers.one(self._client(ask, tenant)):
@@ -273,10 +273,9 @@ class BatchApi:
         """Batches of a tenant, the newest first."""
         found = []
         for name in self._folder.ids():
-            with suppress(NotFound):
-                stored = self._folder.stored(name)
-                if stored.job.tenant == tenant and stored.job.endpoint:
-                    found.append((stored.submitted_at_s, name))
+            stored = self._folder.find(name)
+            if stored is not None and stored.job.tenant == tenant and stored.job.endpoint:
+                found.append((stored.submitted_at_s, name))
         return [name for _, name in sorted(found, reverse=True)]
 
     def _all_batches(self, tenant: str) -> list[dict[str, Any]]:

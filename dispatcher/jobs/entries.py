@@ -7,16 +7,56 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
+from dispatcher.jobs.core.job import ID
 from trefoil.runtime.files import in_place
 from trefoil.runtime.proc import open_lock
+from trefoil.runtime.state_files import read_state
 
 ITEMS, LOCK = "items.bin", ".lock"
 NEW: Final = ".new-"
 GONE: Final = ".gone-"
+KNOWN_MAX: Final = 10_000  # records in memory, 1 KB each
+T = TypeVar("T")
+
+
+class Entries(Generic[T]):
+    """Entries of a folder. Each has a record, a file of JSON that never changes."""
+
+    def __init__(self, root: Path, record: str, parse: Callable[[str, Any], T]) -> None:
+        """`parse` makes a record of an entry's name and JSON; raises InvalidInput."""
+        self.root, self._record, self._parse = root, record, parse
+        self._known: dict[str, T] = {}
+
+    def ids(self) -> list[str]:
+        """Names of all entries that are whole."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self.root) if not entry.name.startswith(".") and
+                          entry.is_dir())  # fmt: skip
+        except FileNotFoundError:
+            return []
+
+    def find(self, name: str) -> T | None:
+        """Record of an entry; None: there is none of this name. Raises OSError."""
+        found, path = self._known.get(name), self.root / name / self._record
+        if found is None or not path.exists():
+            self._known.pop(name, None)
+            found = read_state(path, partial(self._parse, name)) if ID.fullmatch(name) else None
+            if found is not None:
+                if len(self._known) >= KNOWN_MAX:  # removed ones, too
+                    self._known.clear()
+                self._known[name] = found
+        return found
+
+    def remove(self, name: str) -> None:
+        """Remove an entry, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.root / name, self.root / f"{GONE}{name}-{uuid.uuid4().hex[:8]}")
+        sweep(self.root)
 
 
 class Incoming:
@@ -60,13 +100,6 @@ def locked(root: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def remove(root: Path, name: str) -> None:
-    """Remove an entry, if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(root / name, root / f"{GONE}{name}-{uuid.uuid4().hex[:8]}")
-    sweep(root)
 
 
 def sweep(root: Path, older_than_s: float = 0.0) -> None:

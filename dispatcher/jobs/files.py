@@ -12,16 +12,15 @@ import json
 import os
 import uuid
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dispatcher.jobs.core.job import ID, Bounds
-from dispatcher.jobs.entries import ITEMS, NEW, Incoming, locked, remove, sweep
+from dispatcher.jobs.core.job import Bounds
+from dispatcher.jobs.entries import ITEMS, NEW, Entries, Incoming, locked, sweep
 from dispatcher.jobs.folder import KEPT_FACTOR
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.runtime.files import replace_file
-from trefoil.runtime.state_files import of_shape, read_state
+from trefoil.runtime.state_files import of_shape
 
 FOLDER: Final = ".files"
 INFO: Final = "file.json"
@@ -41,11 +40,12 @@ class FileInfo:
     created_at_s: float
 
 
-class FilesFolder:
+class FilesFolder(Entries[FileInfo]):
     """Files of all tenants; each sees its own. They go `keep_s` after they came."""
 
     def __init__(self, jobs: Path, bounds: Bounds, keep_s: float) -> None:
-        self.root, self._bounds, self._keep_s = jobs / FOLDER, bounds, keep_s
+        super().__init__(jobs / FOLDER, INFO, lambda _name, tree: of_shape(FileInfo, tree))
+        self._bounds, self._keep_s = bounds, keep_s
 
     def expires_at_s(self, info: FileInfo) -> float:
         """When a file goes [UTC s]."""
@@ -53,39 +53,28 @@ class FilesFolder:
 
     def get(self, name: str, tenant: str) -> FileInfo:
         """A file of a tenant. Raises NotFound."""
-        found = self._found(name)
+        found = self.find(name)
         if found is None or found.tenant != tenant:
             raise NotFound("is not a file of yours", field="file_id", value=name, remedy="GET /v1/files names them")
         return found
 
-    def _found(self, name: str) -> FileInfo | None:
-        return read_state(self.root / name / INFO, partial(of_shape, FileInfo)) if ID.fullmatch(name) else None
-
     def all(self, tenant: str) -> list[FileInfo]:
         """Files of a tenant, the oldest first."""
-        found = list[FileInfo]()
-        for name in os.listdir(self.root) if self.root.exists() else ():
-            with contextlib.suppress(NotFound):
-                found.append(self.get(name, tenant))
+        found = [each for each in map(self.find, self.ids()) if each is not None and each.tenant == tenant]
         return sorted(found, key=lambda each: (each.created_at_s, each.id))
 
     def path(self, info: FileInfo) -> Path:
         """Where the bytes of a file lie."""
         return self.root / info.id / ITEMS
 
-    def remove(self, name: str, tenant: str) -> None:
-        """Remove a file. Raises NotFound."""
-        self.get(name, tenant)
-        remove(self.root, name)
-
     def expire(self, now_s: float, uploads_older_s: float) -> None:
         """Remove files that are too old, and what uploads left."""
         if not self.root.exists():
             return
-        for name in os.listdir(self.root):
-            info = self._found(name)
+        for name in self.ids():
+            info = self.find(name)
             if info is not None and self.expires_at_s(info) < now_s:
-                self.remove(name, info.tenant)
+                self.remove(name)
         sweep(self.root, uploads_older_s)
 
     @staticmethod

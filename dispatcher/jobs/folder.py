@@ -26,15 +26,15 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from dispatcher.jobs.core.job import ID, Bounds, Job, JobState
+from dispatcher.jobs.core.job import Bounds, Job, JobState
 from dispatcher.jobs.core.journal import Ledger, Result, accepted, encode, ended_entry, replay, results_entry
 from dispatcher.jobs.core.parcels import Parcel, kept, restored
-from dispatcher.jobs.entries import ITEMS, Incoming, locked, remove, sync_folder
+from dispatcher.jobs.entries import ITEMS, Entries, Incoming, locked, sync_folder
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import InvalidInput, NotFound, one_of
 from trefoil.core.outside.plausible import EPOCH_MAX, numbers_fault
@@ -55,7 +55,6 @@ OWNER_BYTES: Final = 4096
 LINE_BYTES_MAX: Final = 1024  # of an item in the journal: most have 150, errors 400
 ITEMS_MAX: Final = 10**9  # of any job, whatever `jobs_items_max` was when it came
 WHY_CHARS_MAX: Final = 600
-STORED_MAX: Final = 10_000  # jobs in memory, 1 KB each
 KEPT_FACTOR: Final = 10
 """Jobs of a tenant whose results are kept, as a multiple of those that have not ended."""
 EPOCH: Final = re.compile(rf"{JOURNAL}([0-9]{{1,{len(str(EPOCH_MAX))}}})")
@@ -101,12 +100,12 @@ class Stored:
     digest: str
 
 
-class JobsFolder:
+class JobsFolder(Entries[Stored]):
     """The jobs folder. Every dispatcher worker that reads and writes it has one."""
 
     def __init__(self, root: Path, bounds: Bounds) -> None:
-        self.root, self.bounds = root, bounds
-        self._stored: dict[str, Stored] = {}
+        super().__init__(root, JOB, _stored)
+        self.bounds = bounds
 
     @classmethod
     def of(cls, settings: DispatcherSettings) -> Self:
@@ -125,31 +124,16 @@ class JobsFolder:
                 replace_file(path, json.dumps({"name": found}))
         return found
 
-    def ids(self) -> list[str]:
-        """Names of all jobs whose items are whole."""
-        try:
-            return sorted(entry.name for entry in os.scandir(self.root) if not entry.name.startswith(".") and
-                          entry.is_dir())  # fmt: skip
-        except FileNotFoundError:
-            return []
-
     def stored(self, name: str) -> Stored:
         """A job.
 
         Raises:
             NotFound: there is none of this name.
         """
-        found = self._stored.get(name)
-        path = self.root / name / JOB
-        if found is None or not path.exists():
-            self._stored.pop(name, None)
-            found = read_state(path, partial(_stored, name)) if ID.fullmatch(name) else None
-            if found is None:
-                remedy = one_of(self.ids()[-NAMED_MAX:], name, none="submit one")
-                raise NotFound("is not a job", field="id", value=name, remedy=remedy)
-            if len(self._stored) >= STORED_MAX:  # removed ones, too
-                self._stored.clear()
-            self._stored[name] = found
+        found = self.find(name)
+        if found is None:
+            remedy = one_of(self.ids()[-NAMED_MAX:], name, none="submit one")
+            raise NotFound("is not a job", field="id", value=name, remedy=remedy)
         return found
 
     def check_room(self, job: Job) -> None:
@@ -158,7 +142,8 @@ class JobsFolder:
         Raises:
             InvalidInput: it has as many as it may.
         """
-        jobs = [name for name in self.ids() if self._is_of(name, job.tenant)]
+        stored = ((name, self.find(name)) for name in self.ids())
+        jobs = [name for name, one in stored if one is not None and one.job.tenant == job.tenant]
         open_jobs = sum(map(self.has_items, jobs))
         most = self.bounds.tenant_max
         if open_jobs >= most:
@@ -171,17 +156,6 @@ class JobsFolder:
                 f"has {len(jobs)} jobs with results, at most {KEPT_FACTOR * most}", field="tenant", value=job.tenant,
                 remedy="wait until results are old, or change the dispatcher's jobs_keep_s or jobs_tenant_max",
             )  # fmt: skip
-
-    def _is_of(self, name: str, tenant: str) -> bool:
-        with contextlib.suppress(NotFound):
-            return self.stored(name).job.tenant == tenant
-        return False
-
-    def has(self, name: str) -> bool:
-        """Whether there is a job of this name."""
-        with contextlib.suppress(NotFound):
-            return bool(self.stored(name))
-        return False
 
     def has_items(self, name: str) -> bool:
         """Whether a job still has its items: they go at its end."""
@@ -209,7 +183,8 @@ class JobsFolder:
         Raises:
             NotFound: it has no such batch.
         """
-        mine = ID.fullmatch(name) is not None and self.has(name) and self.stored(name).job.tenant == tenant
+        found = self.find(name)
+        mine = found is not None and found.job.tenant == tenant
         record = read_state(self.root / name / BATCH, dict) if mine else None
         if record is None:
             raise NotFound("is not a batch of yours", field="batch_id", value=name, remedy="GET /v1/batches names them")
@@ -220,11 +195,6 @@ class JobsFolder:
     def cancelled(self, name: str) -> str | None:
         """Why a job is to end; None: it is not."""
         return read_state(self.root / name / CANCEL, lambda tree: str(tree["why"]))
-
-    def remove(self, name: str) -> None:
-        """Remove a job with its results."""
-        remove(self.root, name)
-        self._stored.pop(name, None)
 
     def is_new(self, stored: Stored) -> bool:
         """Whether a job has yet to be kept; False: it was submitted before.

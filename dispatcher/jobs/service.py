@@ -82,7 +82,7 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         first.job.tenant = tenant or first.job.tenant
         job = self._job(first.job)
         contract = None
-        if not await on_disk(self._folder.has, job.id):  # else it was checked then, and only has to be the same
+        if await on_disk(self._folder.find, job.id) is None:  # else it was checked then, and only has to be the same
             contract = await self.check(job)
         async with arriving(Upload, self._folder, job) as upload:
             total = None

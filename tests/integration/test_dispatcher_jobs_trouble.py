@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_while_its_job_is_kept_leaves_it_whole(system
     await asyncio.wait((waiting,))
     await asyncio.sleep(0.3)  # in which what had come was removed under the hands of who kept it
     goes_on.set()
-    await until(lambda: jobs.folder.has("a"))
+    await until(lambda: jobs.folder.find("a"))
     assert (await jobs.ended("a")).answered == 20
 
 

@@ -9,6 +9,7 @@ import pytest
 from dispatcher.fronts.openai import batch_lines
 from dispatcher.fronts.openai.batch_lines import check_file, read_line
 from dispatcher.fronts.openai.bodies import CHAT, COMPLETIONS
+from dispatcher.jobs import entries
 from dispatcher.jobs import files as file_store
 from dispatcher.jobs.core.form import FIELD_BYTES_MAX, PART_HEAD_BYTES_MAX, Form
 from dispatcher.jobs.core.job import Bounds, Job
@@ -163,15 +164,31 @@ def upload(files, data=b"x", tenant="t", now_s=100.0):
 def test_a_file_is_its_tenants_alone(files):
     mine, other = upload(files), upload(files, tenant="u")
     assert files.all("t") == [mine]
-    for call in (files.get, files.remove):
-        with pytest.raises(NotFound, match="is not a file of yours"):
-            call(other.id, "t")
+    with pytest.raises(NotFound, match="is not a file of yours"):
+        files.get(other.id, "t")
     for name in ("..", ".new-x", "", "a/b", mine.id + "x"):
         with pytest.raises(NotFound):
             files.get(name, "t")
-    files.remove(mine.id, "t")
+    files.remove(mine.id)
     assert files.all("t") == []
     assert files.all("u") == [other]
+
+
+def test_an_upload_does_not_read_the_records_of_all_files_at_each_step(tmp_path, monkeypatch):
+    files, real, read = FilesFolder(tmp_path, Bounds(100, 64_000, 1), keep_s=50.0), entries.read_state, list[str]()
+
+    def read_state(path, parse):
+        read.append(path.parent.name)
+        return real(path, parse)
+
+    monkeypatch.setattr(entries, "read_state", read_state)
+    for number in range(9):
+        upload(files, tenant=str(number))
+    made = FileUpload(files, "t")
+    for _ in range(60):
+        made.add(b"x" * 1000)
+    made.discard()
+    assert len(set(read)) == len(read) == 9
 
 
 def test_files_are_bounded_by_number_and_bytes_and_go_in_time(files, monkeypatch):
