@@ -164,10 +164,11 @@ class JobsFolder(Entries[Stored]):
     def say(self, name: str, owner: str, why: str, expected_at_s: float) -> None:
         """Tell readers who owns a job, why it waits and when it may be done. In place: a full disk lets this be said,
         too. Raises OSError."""
-        text = json.dumps({"owner": owner, "why": why[:WHY_CHARS_MAX], "expected_at_s": expected_at_s})
+        said = {"owner": owner, "why": why[:WHY_CHARS_MAX], "expected_at_s": expected_at_s}
+        text = json.dumps(said, ensure_ascii=False).encode(errors="replace")
         descriptor = open_regular(self.root / name / OWNER, os.O_WRONLY | os.O_CREAT)
         try:
-            os.pwrite(descriptor, text.encode().ljust(OWNER_BYTES), 0)
+            os.pwrite(descriptor, text.ljust(OWNER_BYTES), 0)
         finally:
             os.close(descriptor)
 

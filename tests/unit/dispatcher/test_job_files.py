@@ -215,6 +215,9 @@ def test_a_reader_follows_owners(tmp_path):
     assert reader.owner()[0] == "w2"
     second.say("w2", "it waits", 7.0)
     assert reader.owner() == ("w2", "it waits", 7.0)
+    for why in ("\U0001f50b" * 600, "\udcff", "it waits"):
+        second.say("w2", why, 7.0)
+        assert reader.owner() == ("w2", "?" if why == "\udcff" else why, 7.0)
     first.close()
     second.close()
 
