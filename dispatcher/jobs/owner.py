@@ -397,8 +397,8 @@ class JobsOwner:
 
     async def _end(self, name: str, state: JobState, why: str) -> None:
         run = self.runs[name]
-        self.zones.leave(run.states.parcels)
         await run.end(state, self.calendar_s(), why)
+        self.zones.leave(run.states.parcels)
         LOG.info("job ended", job=name, state=state.name, answered=run.owned.ledger.answered,
                  failed=run.owned.ledger.failed, why=why)  # fmt: skip
         self._note_end(name, run.owned)

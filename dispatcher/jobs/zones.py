@@ -256,7 +256,9 @@ class ZoneParcels:
 
     def _refuse(self, run: JobRun, why: str) -> None:
         LOG.warning("a peer does not run a parcel", job=run.job.id, zone=self.zone, why=why)
-        self._refused[run.job.id] = self._clock.monotonic_s(), why
+        now_s = self._clock.monotonic_s()
+        self._refused = {job: one for job, one in self._refused.items() if now_s - one[0] < REFUSED_S}
+        self._refused[run.job.id] = now_s, why
 
     def _silent(self, why: str) -> None:
         if not self._trouble:

@@ -8,6 +8,7 @@ import stat
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +197,31 @@ def test_a_job_that_another_owner_has_is_not_noted_as_ended(tmp_path):
         overtaken._note_end("a", owned)
         assert overtaken._ended_at_s == ({} if owned is first else {"a": 8.0})
         owned.close()
+
+
+async def test_parcels_are_left_once_when_their_job_has_ended_on_disk(tmp_path):
+    ends, left = iter([OSError(errno.ENOSPC, "full"), None]), list[str]()
+
+    class Run:
+        states = SimpleNamespace(parcels=["p"])
+        owned = SimpleNamespace(ledger=SimpleNamespace(answered=1, failed=0))
+
+        async def end(self, *_):
+            if (error := next(ends)) is not None:
+                raise error
+
+    async def stop(name):
+        pass
+
+    owner = JobsOwner.__new__(JobsOwner)
+    owner.__dict__ |= {
+        "runs": {"a": Run()}, "zones": SimpleNamespace(leave=left.extend), "_note_end": lambda *_: None, "_stop": stop,
+        "_clock": ManualClock(50.0),
+    }  # fmt: skip
+    with pytest.raises(OSError, match="full"):
+        await owner._end("a", JobState.DONE, "")
+    await owner._end("a", JobState.DONE, "")
+    assert left == ["p"]
 
 
 def test_a_reader_follows_owners(tmp_path):
