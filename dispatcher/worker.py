@@ -13,7 +13,7 @@ from dispatcher.jobs.batches import BatchApi
 from dispatcher.jobs.folder import JobsFolder
 from dispatcher.jobs.owner import JobsOwner
 from dispatcher.jobs.service import NAME as JOBS
-from dispatcher.jobs.service import JobsAdmin
+from dispatcher.jobs.service import JobsAdmin, add_jobs
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.prober import Prober
 from dispatcher.service.graceful_shutdown import GracefulShutdown
@@ -23,7 +23,7 @@ from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
 from dispatcher.workers.peer_server import PeerServer
 from dispatcher.workers.supervisor import end_with_supervisor
-from protos.dispatcher.v1 import dispatcher_pb2_grpc, jobs_pb2_grpc
+from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import SteadyClock, WallClock
 from trefoil.runtime.service import (
@@ -75,7 +75,7 @@ def build(argv: Sequence[str]) -> list[Component]:
     )
     jobs = JobsAdmin(local, contracts, folder, owner, fronts.access.names, fronts.access.only_own_jobs)
     batches = BatchApi(local, fronts.access, folder, jobs)
-    services = [admin, (jobs_pb2_grpc.add_JobsServicer_to_server, jobs, JOBS)]
+    services = [admin, (add_jobs, jobs, JOBS)]
     return [
         StateComponent(state, clock, metrics),
         shown,

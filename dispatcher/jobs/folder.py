@@ -236,12 +236,13 @@ class Upload(Incoming):
             self._index.append(self._at)
             parts += (HEAD.pack(len(data), zlib.crc32(data)), data)
             self._at += HEAD.size + len(data)
-        if len(self._index) > bounds.items_max:
-            remedy = f"at most {bounds.items_max}: submit several jobs, or raise the dispatcher's jobs_items_max"
-            raise InvalidInput("has too many", field="items", value=len(self._index), remedy=remedy)
-        if self._at > bounds.bytes_max:
-            remedy = f"at most {bounds.bytes_max} bytes: submit several jobs, or raise the dispatcher's jobs_bytes_max"
-            raise InvalidInput("are too large", field="items", value=f"{self._at} bytes", remedy=remedy)
+            if len(self._index) > bounds.items_max:
+                remedy = f"at most {bounds.items_max}: submit several jobs, or raise the dispatcher's jobs_items_max"
+                raise InvalidInput("has too many", field="items", value=len(self._index), remedy=remedy)
+            if self._at > bounds.bytes_max:
+                most = f"at most {bounds.bytes_max} bytes"
+                remedy = f"{most}: submit several jobs, or raise the dispatcher's jobs_bytes_max"
+                raise InvalidInput("are too large", field="items", value=f"{self._at} bytes", remedy=remedy)
         data = b"".join(parts)
         self._digest.update(data)
         self._write(data)

@@ -6,11 +6,14 @@ Files are read and written in threads. An upload lies aside until its last item 
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final
 
+import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
@@ -22,6 +25,7 @@ from dispatcher.jobs.owner import JobsOwner
 from dispatcher.request.contracts import Contract, Contracts
 from dispatcher.request.pace import BYTES_PER_S_MIN, SILENT_S, paced
 from dispatcher.service.local_worker import LocalWorker
+from dispatcher.transport.core import kserve_wire
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 from trefoil.runtime import codec
@@ -34,6 +38,9 @@ NAME: Final = "trefoil.dispatcher.v1.Jobs"
 WATCH_S: Final = 0.5
 SAID_S: Final = 30.0  # how often a status is sent again that has not changed
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
+PART_BYTES_MAX: Final = 64 * 1024  # of a message of Submit that is not of items
+ITEMS_TAG, REQUEST_TAG = b"\x12", b"\x0a"  # SubmitRequest.items, Items.requests
+BY_PROTO: Final = "send what protos/dispatcher/v1/jobs.proto says, and nothing else"
 UPLOADS_MAX: Final = 8
 READERS_MAX: Final = 16  # clients that read results at once; as many may read files of batches
 UNRESULTED: Final = "CANCELLED"
@@ -70,10 +77,10 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             except OSError as error:
                 raise disk_error(self._folder.root, error, "written", "nothing of the job was kept") from error
 
-    async def _submit(self, messages: AsyncIterator[Any], tenant: str) -> Any:
+    async def _submit(self, messages: AsyncIterator[bytes], tenant: str) -> Any:
         messages = self._messages(messages)
-        first = await anext(messages, None)
-        if first is None or first.WhichOneof("part") != "job":
+        first = _part(await anext(messages, b""))
+        if first.WhichOneof("part") != "job":
             raise InvalidInput("comes first", field="job", remedy="send the job, then its items")
         check_request(first)
         if tenant and first.job.tenant not in ("", tenant):
@@ -87,12 +94,12 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         async with arriving(Upload, self._folder, job) as upload:
             total = None
             async for message in messages:
-                if message.WhichOneof("part") == "total":
-                    total = message.total
-                elif message.WhichOneof("part") != "items" or total is not None:
-                    raise InvalidInput("comes once", field="job", remedy="send items after it, then their total")
+                if message.startswith(ITEMS_TAG) and total is None:
+                    await to_its_end(upload.add, requests_of(message))
+                elif (part := _part(message)).WhichOneof("part") == "total":
+                    total = part.total
                 else:
-                    await to_its_end(upload.add, message.items.requests)
+                    raise InvalidInput("comes once", field="job", remedy="send items after it, then their total")
             if total != upload.count:
                 remedy = "send all items, then how many they were"
                 raise InvalidInput(f"{upload.count} items came", field="total", value=total or 0, remedy=remedy)
@@ -117,11 +124,11 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         return contract
 
     @staticmethod
-    async def _messages(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _messages(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """A client's messages. Raises Unavailable: it is slower than `pace` allows."""
         end: Any = None
         try:
-            async for message in paced(lambda: anext(messages, end), lambda message: int(message.ByteSize())):
+            async for message in paced(lambda: anext(messages, end), len):
                 if message is end:
                     return
                 yield message
@@ -297,6 +304,46 @@ class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         if planned is not None and not planned.in_time and not status.why:
             status.why = planned.reason
         return status
+
+
+def add_jobs(jobs: JobsAdmin, server: Any) -> None:
+    """Add the service to a server. Messages of Submit come in bytes: parsing a large one holds up the event loop."""
+
+    made: dict[str, Any] = {}
+    taking = SimpleNamespace(
+        add_generic_rpc_handlers=lambda _: None,
+        add_registered_method_handlers=lambda _, handlers: made.update(handlers),
+    )
+    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, taking)
+    made["Submit"] = made["Submit"]._replace(request_deserializer=None)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, made),))
+
+
+def requests_of(message: bytes) -> Iterator[bytes]:
+    """Items of a message of Submit, one by one. Raises InvalidInput: it is none."""
+    try:
+        size, at = kserve_wire.varint(message, 1)
+        if size != len(message) - at:
+            raise IndexError
+        while at < len(message):
+            size, begin = kserve_wire.varint(message, at + 1)
+            if message[at : at + 1] != REQUEST_TAG or begin + size > len(message):
+                raise IndexError
+            at = begin + size
+            yield message[begin:at]
+    except IndexError as error:
+        raise InvalidInput("is not a message of items", field="items", remedy=BY_PROTO) from error
+
+
+def _part(message: bytes) -> Any:
+    """A message of Submit without items. Raises InvalidInput."""
+    try:
+        if len(message) < PART_BYTES_MAX:
+            return jobs_pb2.SubmitRequest.FromString(message)
+        why = f"a message of {len(message)} bytes without items, at most {PART_BYTES_MAX}"
+    except DecodeError:
+        why = "is not a SubmitRequest"
+    raise InvalidInput(why, field="job", remedy=BY_PROTO)
 
 
 async def _unread(context: Any, message: Any) -> Any:

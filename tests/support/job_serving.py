@@ -14,7 +14,7 @@ from dispatcher.fronts.openai.completions import Completions
 from dispatcher.jobs.batches import BatchApi
 from dispatcher.jobs.folder import JobsFolder
 from dispatcher.jobs.owner import JobsOwner
-from dispatcher.jobs.service import NAME, JobsAdmin
+from dispatcher.jobs.service import NAME, JobsAdmin, add_jobs
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.support.dispatching import Running
 from trefoil.runtime import rpc
@@ -41,7 +41,7 @@ class Jobs:
         self.batches = BatchApi(running.local, running.fronts.access, self.folder, self.admin)
         running.routes.update(self.batches.routes)
         self.settings = running.settings.model_copy(update={"admin_address": "127.0.0.1:0"})
-        self._services = [(jobs_pb2_grpc.add_JobsServicer_to_server, self.admin, NAME)]
+        self._services = [(add_jobs, self.admin, NAME)]
         self._task: asyncio.Task[None] | None = None
         self.stub: Any = None
 

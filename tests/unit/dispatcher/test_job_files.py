@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 
+from dispatcher.jobs import service
 from dispatcher.jobs.core.job import Bounds, Job, JobState
 from dispatcher.jobs.core.journal import ERROR_CHARS_MAX, Result, encode, results_entry
 from dispatcher.jobs.entries import sweep
 from dispatcher.jobs.folder import Items, JobReader, JobsFolder, OwnedJob, Upload, highest_epoch, on_disk
 from dispatcher.jobs.owner import JobsOwner
+from protos.dispatcher.v1 import jobs_pb2
 from tests.support.failing_disk import CALLS, FailingDisk
 from trefoil.core.errors import InvalidInput, NotFound
 from trefoil.runtime.clock import ManualClock
 
 JOB = Job("a", "digits", 1000.0)
 ITEMS = [bytes([n]) * (n + 1) for n in range(10)]
+METHODS = [method.name for method in jobs_pb2.DESCRIPTOR.services_by_name["Jobs"].methods]
 
 
 @pytest.fixture(autouse=True)
@@ -431,6 +434,37 @@ def test_an_upload_that_gets_its_place_meanwhile_is_no_error_of_a_sweep(tmp_path
         patched.setattr(Path, "stat", stat)
         sweep(folder.root, 1e12)
     assert folder.stored("a").items == 10
+
+
+def test_a_message_of_items_is_read_item_by_item():
+    for given in ([], [b""], [b"", b"x" * 200, b"\x0a" * 3], ITEMS):
+        message = jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=given)).SerializeToString()
+        assert list(service.requests_of(message)) == given
+        for wrong in (message[:-1], message + b"\x18\x03", b"\x12\x02\x12\x00", b"\x12\x02\x0a\x01", b"\x12"):
+            with pytest.raises(InvalidInput, match="items: is not a message of items"):
+                list(service.requests_of(wrong))
+
+
+def test_a_message_of_very_many_items_is_read_no_further_than_a_job_may_have(tmp_path):
+    message = jobs_pb2.SubmitRequest(items=jobs_pb2.Items(requests=[b""] * 100_000)).SerializeToString()
+    upload, requests = Upload(folder_of(tmp_path), JOB), service.requests_of(message)
+    with pytest.raises(InvalidInput, match="items = 101: has too many"):
+        upload.add(requests)
+    assert sum(1 for _ in requests) == 100_000 - 101
+    upload.discard()
+
+
+def test_no_message_of_a_submission_is_parsed_before_it_is_seen(monkeypatch):
+    servers = list[Any]()
+    service.add_jobs(
+        SimpleNamespace(**dict.fromkeys(METHODS)), SimpleNamespace(add_generic_rpc_handlers=servers.extend)
+    )
+    details = [SimpleNamespace(method=f"/{service.NAME}/{name}") for name in METHODS]
+    parsers = {name: servers[0].service(one).request_deserializer for name, one in zip(METHODS, details, strict=True)}
+    assert [name for name, parser in parsers.items() if parser is None] == ["Submit"]
+    monkeypatch.setattr(service.jobs_pb2, "SubmitRequest", None)
+    with pytest.raises(InvalidInput, match="a message of 70000 bytes without items, at most 65536"):
+        service._part(b"\x0a" + bytes(69_999))
 
 
 def test_what_an_upload_writes_keeps_it(tmp_path):
