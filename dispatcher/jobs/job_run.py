@@ -491,6 +491,7 @@ class JobRun:
         while self._results:
             await self.flush()
             if self._disk.why:
+                self.closing = self.fault is not None  # it goes on, should it not have to end any more
                 return False
         return True
 
@@ -507,6 +508,7 @@ class JobRun:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with self._writing:
+            self._results.clear()  # a flush to come would open the files again
             self.owned.close()
 
 
