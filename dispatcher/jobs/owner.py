@@ -262,9 +262,9 @@ class JobsOwner:
         """As `PlannedHours.may_start`, asked in the event loop: no file is read."""
         return self.hours.may_start(stored.job, stored.items, waiting, self.zones.usable(stored.job))
 
-    async def _tell(self, jobs: Mapping[str, Stored]) -> None:
+    async def _tell(self, jobs: dict[str, Stored]) -> None:
         """Tell the controller which jobs have not ended, without those that a budget holds back: no device is to be
-        awake for them."""
+        awake for them. Those that have ended are taken out of `jobs`."""
         assert self._lease is not None
         for name in list(jobs):
             if name in self.runs:
@@ -272,6 +272,8 @@ class JobsOwner:
                 self._left[name] = ledger.left, jobs[name].job.grams_max - ledger.grams
             elif name not in self._left:
                 self._left[name] = await on_disk(self._left_of, name)
+                if name in self._ended_at_s:
+                    del jobs[name]
         self._left = {name: left for name, left in self._left.items() if name in jobs}
         budgets, now_s, found = self._local.budgets, self._clock.now_s(), list[Left]()
         for name, (items, grams) in self._left.items():
@@ -283,12 +285,14 @@ class JobsOwner:
             await self.hours.write(self._lease, found)
 
     def _left_of(self, name: str) -> tuple[int, float]:
-        """Items and grams that are left of a job by its files."""
+        """Items and grams that are left of a job by its files; its end is noted, if it has ended."""
         try:
             reader = JobReader(self._folder, name)
         except (TrefoilError, OSError) as error:
             self._waiting[name] = str(error)
             return 0, 0.0
+        if reader.ledger.ended and not self._folder.has_items(name):
+            self._note_end(name, reader)
         return reader.ledger.left, reader.stored.job.grams_max - reader.ledger.grams
 
     async def _wait(self, name: str, why: str) -> None:
@@ -404,7 +408,7 @@ class JobsOwner:
         self._note_end(name, run.owned)
         await self._stop(name)
 
-    def _note_end(self, name: str, owned: OwnedJob) -> None:
+    def _note_end(self, name: str, owned: JobReader) -> None:
         """Note when a job ended, if not another owner has it, by the clock that no later step of the calendar moves."""
         if owned.ledger.ended:
             self._ended_at_s[name] = owned.ledger.ended_at_s - self._clock.calendar_ahead_s()

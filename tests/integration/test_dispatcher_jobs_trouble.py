@@ -70,6 +70,54 @@ async def test_many_jobs_take_turns(system, jobs, monkeypatch):
         assert (last.state, last.answered) == (DONE, 20)
 
 
+async def test_a_job_that_could_not_be_put_aside_goes_on(system, jobs, monkeypatch):
+    monkeypatch.setattr(owner, "RUNS_MAX", 1)
+    real, settle, settled = job_run.JobRun.start_batches, job_run.JobRun.settle, dict[str, bool]()
+
+    def start_batches(run, busy):
+        if run.job.id == "a":
+            real(run, busy)
+
+    async def settling(run):
+        settled[run.job.id] = await settle(run)
+        return settled[run.job.id]
+
+    def write(_owned, _results):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(job_run.JobRun, "start_batches", start_batches)
+    monkeypatch.setattr(job_run.JobRun, "settle", settling)
+    with monkeypatch.context() as full:
+        full.setattr(OwnedJob, "write", write)
+        await jobs.submit(items(3000), id="a")
+        await until(lambda: "a" in jobs.owner.runs and jobs.owner.runs["a"]._disk.why)
+        await jobs.submit(items(1), id="first", priority=1)
+        await until(lambda: "first" in jobs.owner.runs and settled == {"a": False})
+        await jobs.stub.Cancel(jobs_pb2.CancelRequest(id="first"))
+        assert (await jobs.ended("first")).state == CANCELLED
+    assert (await jobs.ended("a")).answered == 3000
+
+
+async def test_after_a_restart_jobs_that_ended_before_hold_up_no_open_one(system, jobs, monkeypatch):
+    monkeypatch.setattr(owner, "RUNS_MAX", 1)
+    for number in range(3):
+        await jobs.submit(items(1), id=f"a{number}")
+        await jobs.ended(f"a{number}")
+    await jobs.disown()
+    await jobs.submit(items(20), complete_in_s=900.0, id="open")
+    real, begun = owner.JobsOwner._take_over, list[str]()
+
+    async def take_over(owner_, name):
+        begun.append(name)
+        await real(owner_, name)
+
+    monkeypatch.setattr(owner.JobsOwner, "_take_over", take_over)
+    await jobs.own()
+    assert (await jobs.ended("open")).answered == 20
+    assert set(begun) == {"open"}
+    assert jobs.owner._ended_at_s.keys() >= {"a0", "a1", "a2"}, "their results go in time"
+
+
 async def test_what_one_job_breaks_on_ends_that_job_alone(system, jobs, monkeypatch):
     await jobs.disown()
     await jobs.submit(items(100), id="damaged")
