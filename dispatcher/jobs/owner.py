@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from typing import Final
 
 import structlog
@@ -174,7 +174,7 @@ class JobsOwner:
             self._files_at_s = self._clock.monotonic_s()
 
     async def _look(self) -> None:
-        names = await on_disk(self._folder.ids)
+        names = set(await on_disk(self._folder.ids))
         jobs = await on_disk(self._read, names)
         if names:
             if not self._role:
@@ -199,7 +199,7 @@ class JobsOwner:
                     await self._wait(name, waits[name] or "other jobs go first")
                     continue
                 self._waiting.pop(name, None)
-        for name in self.runs.keys() - set(names):
+        for name in self.runs.keys() - names:
             await self._stop(name)
         await self._expire(names)
         self._show()
@@ -222,10 +222,10 @@ class JobsOwner:
             settled = await self.runs[name].settle()
         return settled
 
-    def _read(self, names: list[str]) -> dict[str, Stored]:
+    def _read(self, names: Set[str]) -> dict[str, Stored]:
         """Jobs that may not have ended."""
         found = {}
-        for name in names:
+        for name in sorted(names):
             try:
                 if name not in self._ended_at_s:
                     found[name] = self._folder.stored(name)
@@ -429,7 +429,7 @@ class JobsOwner:
         self._waiting.clear()
         self._left.clear()  # another owner continues
 
-    async def _expire(self, names: list[str]) -> None:
+    async def _expire(self, names: Set[str]) -> None:
         """Remove jobs that ended long ago, and what uploads left; a step of the wall clock moves neither."""
         now_s = self._clock.now_s()
         self._ended_at_s = {name: at_s for name, at_s in self._ended_at_s.items() if name in names}

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +201,29 @@ def test_a_job_that_another_owner_has_is_not_noted_as_ended(tmp_path):
         overtaken._note_end("a", owned)
         assert overtaken._ended_at_s == ({} if owned is first else {"a": 8.0})
         owned.close()
+
+
+async def test_the_results_of_many_jobs_that_ended_are_kept_without_holding_up_requests(tmp_path):
+    names = [f"a{number}" for number in range(20_000)]
+    (tmp_path / "jobs").mkdir()
+
+    async def held(*_):
+        return True
+
+    async def nothing(*_):
+        pass
+
+    owner = JobsOwner.__new__(JobsOwner)
+    owner.__dict__ |= {
+        "_folder": SimpleNamespace(ids=lambda: names, root=tmp_path / "jobs"), "_role": "jobs:f", "runs": {},
+        "hours": SimpleNamespace(read=nothing), "_hold_lease": held, "_tell": nothing, "_show": lambda: None,
+        "_clock": ManualClock(50.0), "_ended_at_s": dict.fromkeys(names, 40.0), "_waiting": {},
+        "_local": SimpleNamespace(settings=SimpleNamespace(jobs_keep_s=100.0)),
+    }  # fmt: skip
+    began_s = time.thread_time()
+    await owner._look()
+    assert time.thread_time() - began_s < 0.5
+    assert len(owner._ended_at_s) == 20_000
 
 
 async def test_parcels_are_left_once_when_their_job_has_ended_on_disk(tmp_path):
