@@ -7,7 +7,6 @@ import structlog
 
 from dispatcher.fronts.admin import NAME, AllWorkers
 from dispatcher.fronts.grpc.server import Fronts, InferenceComponent
-from dispatcher.fronts.openai.completions import Completions
 from dispatcher.fronts.rest.server import RestComponent
 from dispatcher.jobs.batches import BatchApi
 from dispatcher.jobs.folder import JobsFolder
@@ -69,12 +68,9 @@ def build(argv: Sequence[str]) -> list[Component]:
     )
     admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, all_workers, NAME)
     folder = JobsFolder.of(settings)
-    completions = Completions(fronts)
-    owner = JobsOwner(
-        local, fronts.inference, contracts, sync, all_workers, state, folder, metrics, completions, fronts.access.weight
-    )
-    jobs = JobsAdmin(local, contracts, folder, owner, fronts.access.names, fronts.access.only_own_jobs)
-    batches = BatchApi(local, fronts.access, folder, jobs)
+    owner = JobsOwner(fronts, sync, all_workers, state, folder, metrics)
+    jobs = JobsAdmin(fronts, folder, owner)
+    batches = BatchApi(fronts, folder, jobs)
     services = [admin, (add_jobs, jobs, JOBS)]
     return [
         StateComponent(state, clock, metrics),

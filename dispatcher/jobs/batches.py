@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import parse_qs
 
-from dispatcher.fronts.access_control import AccessControl
+from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai.app import Route
 from dispatcher.fronts.openai.batch_lines import Checked, LineError, check_file, lines_of
 from dispatcher.fronts.openai.bodies import ENDPOINTS
@@ -38,7 +38,6 @@ from dispatcher.jobs.files import FOLDER, FileInfo, FilesFolder, FileUpload
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, arriving, on_disk, to_its_end
 from dispatcher.jobs.service import MESSAGE_BYTES, READERS_MAX, UPLOADS_MAX, JobsAdmin
 from dispatcher.request.core.tenants import INFER, Tenant
-from dispatcher.service.local_worker import LocalWorker
 from protos.dispatcher.v1 import jobs_pb2
 from trefoil.core.errors import InvalidInput, NotFound, TrefoilError, one_of
 from trefoil.runtime.files import disk_error, open_regular
@@ -64,9 +63,9 @@ _OF_BATCH: Final = re.compile(r"file-([0-9a-f]{24})-(output|error)")
 class BatchApi:
     """Routes of files and batches. Belongs to one event loop."""
 
-    def __init__(self, local: LocalWorker, access: AccessControl, folder: JobsFolder, jobs: JobsAdmin) -> None:
-        self._local, self._access, self._folder, self._jobs = local, access, folder, jobs
-        self._files = FilesFolder(folder.root, folder.bounds, local.settings.jobs_keep_s)
+    def __init__(self, fronts: Fronts, folder: JobsFolder, jobs: JobsAdmin) -> None:
+        self._local, self._access, self._folder, self._jobs = fronts.local, fronts.access, folder, jobs
+        self._files = FilesFolder(folder.root, folder.bounds, self._local.settings.jobs_keep_s)
         self._process = CodecProcess(CHECK_MEMORY_BYTES, CHECK_S, CHECKS_MAX)
         self._uploads = Places(UPLOADS_MAX, "files are being uploaded")
         self._readers = Places(READERS_MAX, "clients read files")
@@ -116,9 +115,9 @@ class BatchApi:
         ask.needs("GET")
         if name is not None:
             return await on_disk(self._file, tenant.name, name)
-        page = _Page(ask.query, FILES_PAGE_MAX, FILES_PAGE_MAX)
-        found = await on_disk(self._all_files, tenant.name)
-        return page.of([each for each in found if page.given("purpose") in ("", each["purpose"])])
+        given, found = _given(ask.query), await on_disk(self._all_files, tenant.name)
+        found = [each for each in found if given.get("purpose", "") in ("", each["purpose"])]
+        return _page(given, found, FILES_PAGE_MAX, FILES_PAGE_MAX)
 
     async def _on_batches(self, ask: HttpRequest, tenant: Tenant, name: str | None) -> Any:
         if name is None and ask.method == "POST":
@@ -126,8 +125,8 @@ class BatchApi:
         ask.needs("GET")
         if name is not None:
             return (await on_disk(self._batch, tenant.name, name))[0]
-        page = _Page(ask.query, BATCHES_PAGE, BATCHES_PAGE_MAX)
-        return page.of(await on_disk(self._all_batches, tenant.name))
+        found = await on_disk(self._all_batches, tenant.name)
+        return _page(_given(ask.query), found, BATCHES_PAGE, BATCHES_PAGE_MAX)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -326,35 +325,28 @@ class BatchApi:
         return found
 
 
-class _Page:
-    """What a list is asked for."""
+def _given(query: str) -> dict[str, str]:
+    """Parameters of a list."""
+    return {name: values[-1] for name, values in parse_qs(query).items()}
 
-    def __init__(self, query: str, limit: int, limit_max: int) -> None:
-        """Raises InvalidInput."""
-        self._given = {name: values[-1] for name, values in parse_qs(query).items()}
-        text = self.given("limit") or str(limit)
-        if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:6]) <= limit_max or len(text) > 6:
-            raise InvalidInput("is not a number of entries", field="limit", value=text, remedy=f"send 1..{limit_max}")
-        self._limit, self._order = int(text), self.given("order") or "desc"
-        if self._order not in ("asc", "desc"):
-            raise InvalidInput("is not an order", field="order", value=self._order, remedy="send asc or desc")
 
-    def given(self, name: str) -> str:
-        """Value of a parameter; empty: it was not sent."""
-        return self._given.get(name, "")
-
-    def of(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        """The page of a list, of which the newest entry comes first. Raises InvalidInput."""
-        entries = entries if self._order == "desc" else entries[::-1]
-        if after := self.given("after"):
-            at = next((n for n, each in enumerate(entries) if each["id"] == after), None)
-            if at is None:
-                remedy = "send the id of an entry, or leave it out"
-                raise InvalidInput("is not in the list", field="after", value=after, remedy=remedy)
-            entries = entries[at + 1 :]
-        page = entries[: self._limit]
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-        return {"object": "list", "data": page, **ends, "has_more": len(entries) > len(page)}
+def _page(given: Mapping[str, str], entries: list[dict[str, Any]], limit: int, limit_max: int) -> dict[str, Any]:
+    """The page that is asked for, of a list whose newest entry comes first. Raises InvalidInput."""
+    text, order, after = given.get("limit", str(limit)), given.get("order", "desc"), given.get("after")
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:6]) <= limit_max or len(text) > 6:
+        raise InvalidInput("is not a number of entries", field="limit", value=text, remedy=f"send 1..{limit_max}")
+    if order not in ("asc", "desc"):
+        raise InvalidInput("is not an order", field="order", value=order, remedy="send asc or desc")
+    entries = entries if order == "desc" else entries[::-1]
+    if after is not None:
+        at = next((n for n, each in enumerate(entries) if each["id"] == after), None)
+        if at is None:
+            remedy = "send the id of an entry, or leave it out"
+            raise InvalidInput("is not in the list", field="after", value=after, remedy=remedy)
+        entries = entries[at + 1 :]
+    page = entries[: int(text)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, **ends, "has_more": len(entries) > len(page)}
 
 
 def _read_batch(body: bytes) -> dict[str, Any]:

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Iterable, Mapping, Set
 from typing import Final
 
 import structlog
 
 from dispatcher.fronts.admin import AllWorkers
+from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.openai.completions import Completions
 from dispatcher.jobs.core.job import Job, JobState
 from dispatcher.jobs.core.turns import JobTurns
@@ -23,14 +24,11 @@ from dispatcher.jobs.entries import sweep
 from dispatcher.jobs.files import FilesFolder
 from dispatcher.jobs.folder import JobReader, JobsFolder, OwnedJob, Stored, highest_epoch, on_disk
 from dispatcher.jobs.idle_slices import IdleSlices
-from dispatcher.jobs.job_run import JobRun, stuck, unfit
+from dispatcher.jobs.job_run import AT_ONCE, JobRun, stuck, unfit
 from dispatcher.jobs.line_run import LineRun
 from dispatcher.jobs.planned_hours import Left, PlannedHours
 from dispatcher.jobs.zones import Zones
-from dispatcher.request.contracts import Contracts
-from dispatcher.request.inference import Inference
 from dispatcher.routing.core.membership import worker_name
-from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.state_sync import StateSync
 from trefoil.core.common import Lease
 from trefoil.core.errors import Fenced, StateUnavailable, TrefoilError
@@ -54,29 +52,25 @@ class JobsOwner:
 
     def __init__(
         self,
-        local: LocalWorker,
-        inference: Inference,
-        contracts: Contracts,
+        fronts: Fronts,
         sync: StateSync,
         all_workers: AllWorkers,
         state: State,
         folder: JobsFolder,
         metrics: Metrics,
-        completions: Completions,
-        weight_of: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        """`completions` answers the lines of batches. `weight_of`: share of a tenant's requests against others'."""
-        self._local, self._inference, self._contracts = local, inference, contracts
+        local = self._local = fronts.local
+        self._inference, self._contracts = fronts.inference, fronts.contracts
         self._sync, self._all_workers = sync, all_workers
         self._state, self._folder, self._metrics = state, folder, metrics
-        self._completions, self._weight_of, self._clock = completions, weight_of, local.clock
+        self._completions, self._weight_of, self._clock = Completions(fronts), fronts.access.weight, local.clock
         self._files = FilesFolder(folder.root, folder.bounds, local.settings.jobs_keep_s)
         self._files_at_s = -math.inf  # when old ones were removed
         self.idle = IdleSlices(local)
         self.hours = PlannedHours(state, local.clock, sync.verify_jobs)
         self.zones = Zones(local, self.hours)
         self.runs: dict[str, JobRun] = {}
-        self._turns = JobTurns(weight_of)
+        self._turns = JobTurns(self._weight_of)
         self._left: dict[str, tuple[int, float]] = {}  # items and grams of jobs that do not run
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended_at_s: dict[str, float] = {}
@@ -255,7 +249,8 @@ class JobsOwner:
                 waiting = run.waiting if run is not None else self._left.get(name, (0, 0.0))[0]
                 room, why = self._may_start(stored, waiting)
                 found[name] = why if room < 1 else ""
-            await asyncio.sleep(0)  # there may be a thousand; requests are served between them
+            if len(found) % AT_ONCE == 0:  # there may be a thousand
+                await asyncio.sleep(0)
         return found
 
     def _may_start(self, stored: Stored, waiting: int) -> tuple[float, str]:

@@ -6,7 +6,7 @@ Files are read and written in threads. An upload lies aside until its last item 
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
@@ -16,15 +16,15 @@ import structlog
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.jobs.core.job import ENDED, Job, JobState, World, check_items, check_job
 from dispatcher.jobs.core.journal import ZoneSum
 from dispatcher.jobs.core.places import Places
 from dispatcher.jobs.folder import JobReader, JobsFolder, Upload, arriving, on_disk, to_its_end
 from dispatcher.jobs.job_run import unfit
 from dispatcher.jobs.owner import JobsOwner
-from dispatcher.request.contracts import Contract, Contracts
+from dispatcher.request.contracts import Contract
 from dispatcher.request.pace import BYTES_PER_S_MIN, SILENT_S, paced
-from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core import kserve_wire
 from protos.dispatcher.v1 import jobs_pb2, jobs_pb2_grpc
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
@@ -50,20 +50,9 @@ UNRESULTED: Final = "CANCELLED"
 class JobsAdmin(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
     """Errors become statuses in the server's interceptor."""
 
-    def __init__(
-        self,
-        local: LocalWorker,
-        contracts: Contracts,
-        folder: JobsFolder,
-        owner: JobsOwner,
-        tenants: Callable[[], Collection[str] | None] = lambda: None,
-        only_own: Callable[[Any], str] = lambda _metadata: "",
-    ) -> None:
-        """`tenants`: names of the tenants file; None: there is none. `only_own`: tenant that may see its own jobs
-        alone, by a call's metadata; empty: all jobs."""
-        self._only_own = only_own
-        self._local, self._contracts, self._folder, self._owner = local, contracts, folder, owner
-        self._tenants = tenants
+    def __init__(self, fronts: Fronts, folder: JobsFolder, owner: JobsOwner) -> None:
+        self._local, self._contracts, self._folder, self._owner = fronts.local, fronts.contracts, folder, owner
+        self._tenants, self._only_own = fronts.access.names, fronts.access.only_own_jobs
         self._uploads = Places(UPLOADS_MAX, "jobs are being submitted")
         self._readers = Places(READERS_MAX, "clients read results")
         self._watchers = Places(STREAMS_MAX - READERS_MAX, "clients watch jobs")

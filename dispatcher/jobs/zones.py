@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.jobs.batching import SHARED
-from dispatcher.jobs.core.job import Job
+from dispatcher.jobs.core.job import ENDED, Job
 from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.core.parcels import PEER, Parcel, check_answer
 from dispatcher.jobs.job_run import AT_ONCE, FINAL, JobRun
@@ -43,7 +43,6 @@ PARCEL_ITEMS: Final = 4000
 PARCEL_BYTES: Final = 4 * 2**20
 PARCELS_MAX: Final = 16  # of one zone: a tenant there has at most jobs_tenant_max jobs
 CHUNK_BYTES: Final = 256 * 1024
-ENDED: Final = (jobs_pb2.JOB_STATE_DONE, jobs_pb2.JOB_STATE_CANCELLED)
 FINAL_CODES: Final = frozenset(code.name for code in FINAL)
 
 

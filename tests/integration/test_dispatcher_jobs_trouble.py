@@ -283,7 +283,7 @@ async def test_many_jobs_that_wait_hold_up_no_request(system, jobs, monkeypatch)
     counting = asyncio.create_task(count())
     await until(lambda: len(seen) >= 60)
     counting.cancel()
-    assert len(set(seen)) == len(seen), "the event loop had no turn between two jobs"
+    assert max(Counter(seen).values()) <= job_run.AT_ONCE, "the event loop had no turn between jobs"
     for slice_ in system.slices:
         slice_.gate.set()
 

@@ -10,7 +10,6 @@ import numpy as np
 from google.protobuf.timestamp_pb2 import Timestamp
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.openai.completions import Completions
 from dispatcher.jobs.batches import BatchApi
 from dispatcher.jobs.folder import JobsFolder
 from dispatcher.jobs.owner import JobsOwner
@@ -30,15 +29,10 @@ class Jobs:
         self.running, self.state = running, state
         self.folder = JobsFolder.of(running.settings)
         self.owner = JobsOwner(
-            running.local, running.fronts.inference, running.contracts, running.loop,
-            running.siblings, state, self.folder, running.metrics, Completions(running.fronts),
-            running.fronts.access.weight,
+            running.fronts, running.loop, running.siblings, state, self.folder, running.metrics
         )  # fmt: skip
-        access = running.fronts.access
-        self.admin = JobsAdmin(
-            running.local, running.contracts, self.folder, self.owner, access.names, access.only_own_jobs
-        )
-        self.batches = BatchApi(running.local, running.fronts.access, self.folder, self.admin)
+        self.admin = JobsAdmin(running.fronts, self.folder, self.owner)
+        self.batches = BatchApi(running.fronts, self.folder, self.admin)
         running.routes.update(self.batches.routes)
         self.settings = running.settings.model_copy(update={"admin_address": "127.0.0.1:0"})
         self._services = [(add_jobs, self.admin, NAME)]

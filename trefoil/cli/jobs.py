@@ -17,7 +17,6 @@ from trefoil.cli.options import RUNNING, ServiceAddress, of_service
 from trefoil.cli.output import AsJson, console, grid, print_json, writing
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import INSECURE_VARIABLE, command_tls, control_token, token_at
-from trefoil.core.errors import NotFound
 from trefoil.core.units import format_duration, format_time
 from trefoil.overview.jobs import RULES, saved_text
 from trefoil.runtime.clock import WallClock
@@ -172,16 +171,12 @@ def _jobs(where: ServiceAddress) -> "Iterator[Jobs]":
 def _follow(jobs: "Jobs", name: str, quiet: bool) -> "JobStatus":
     """Progress bar of a job until it has ended: its last status."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    last = None
+    last = jobs.get(name)
     with Progress(*columns, console=console(), disable=quiet) as progress:
         bar = progress.add_task(name, total=None)
         for last in jobs.watch(name):
             text = f"{name} {last.state}{', late' if last.late else ''}{f': {last.why}' if last.why else ''}"
             progress.update(bar, total=last.items, completed=last.answered + last.failed, description=text)
-    if last is None:
-        raise NotFound(
-            "the dispatcher did not report it", field="id", value=name, remedy="ask again: trefoil jobs show"
-        )
     return last
 
 
