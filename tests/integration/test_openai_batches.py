@@ -12,6 +12,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from dispatcher.fronts.openai import completions
+from dispatcher.jobs import job_run
 from tests.support import engine_family
 from tests.support.job_serving import Jobs, jobs_of
 from tests.support.openai_serving import CHAT, base, both_tritons, serving_both, spelt
@@ -100,6 +102,19 @@ async def test_a_batch_of_chats_is_made_polled_and_read(client):
     assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("request-7", 400)
     assert wrong["response"]["body"]["error"]["param"] == "n"
     assert (await client.batches.list()).data == [batch]
+
+
+async def test_lines_wait_for_the_process_of_chat_templates(world, state, monkeypatch):
+    monkeypatch.setattr(completions, "RENDERINGS_MAX", 1)
+    monkeypatch.setattr(job_run, "ATTEMPTS_MAX", 1)
+    body = {"model": CHAT, "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+    given = [line(n, body, "/v1/chat/completions") for n in range(12)]
+    async with (
+        jobs_of(world.running, state),
+        AsyncOpenAI(base_url=base(world), api_key="none", max_retries=0, timeout=60.0) as client,
+    ):
+        batch = await ended(client, await batch_of(client, *given, endpoint="/v1/chat/completions"))
+    assert batch.request_counts.model_dump() == {"total": 12, "completed": 12, "failed": 0}
 
 
 async def test_a_batch_of_embeddings_is_that_of_requests(client):

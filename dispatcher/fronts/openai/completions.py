@@ -3,6 +3,7 @@
 For the REST port, and for items of batches. Errors have OpenAI's shape.
 """
 
+import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -52,11 +53,11 @@ class Begun:
 
 class Completions:
     """Answers requests for text and embeddings. Belongs to one event loop. `process`: codec of large bodies by bytes;
-    None: that of chat templates."""
+    None: that of chat templates, in which lines of batches wait, however many slices take at once."""
 
     def __init__(self, fronts: Fronts, process: ProcessOf | None = None) -> None:
         self._contracts, self._streams, self._clock = fronts.contracts, fronts.streams, fronts.local.clock
-        self._templates = CodecProcess(RENDERING_BYTES, RENDERING_S, RENDERINGS_MAX)
+        self._templates = CodecProcess(RENDERING_BYTES, RENDERING_S, math.inf if process is None else RENDERINGS_MAX)
         self._process = process or (lambda _: self._templates)
         self._embeddings = Embeddings(fronts.inference, self._process)
 
