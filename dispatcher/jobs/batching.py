@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.codec_process import PROCESS_BYTES
+from dispatcher.request.contracts import Contract
 from dispatcher.routing.request_parameters import CLASS, MIN_ACCURACY, SLO_MS
 from dispatcher.transport.core import kserve_wire
 from trefoil.core.errors import InvalidInput
@@ -28,18 +29,6 @@ OF_REQUESTS: Final = ("timeout", CLASS, MIN_ACCURACY, SLO_MS)
 """Parameters of requests that items of jobs cannot have."""
 JSON: Final = b"{"  # no message begins so
 TEXT_HEAD: Final = 4  # bytes of an element's length before it
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a family takes: datatype and shape of each input by name, -1 = any size; whether the first dimension counts
-    items, and how many one request may have."""
-
-    family: str
-    inputs: dict[str, tuple[str, tuple[int, ...]]]
-    optional: frozenset[str]
-    batches: bool
-    rows_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +60,12 @@ class Item:
 
 
 class ItemReader:
-    """Reads the items of one job. Belongs to one thread."""
+    """Reads the items of one job, for a family with this contract. Belongs to one thread."""
 
-    def __init__(self, taken: Taken) -> None:
-        self._taken = taken
+    def __init__(self, contract: Contract) -> None:
+        self._family, self._contract = str(contract.metadata.name), contract
+        self._inputs = {tensor.name: tensor for tensor in contract.metadata.inputs}
+        self._needed = self._inputs.keys() - {each.name for each in contract.config.config.input if each.optional}
         self._heads: dict[bytes, Head] = {}
 
     def read(self, number: int, data: bytes) -> Item:
@@ -87,7 +78,7 @@ class ItemReader:
             if len(data) >= PROCESS_BYTES:  # the event loop reads it, and serves no request meanwhile
                 remedy = f"less than {PROCESS_BYTES} bytes: send it in binary, from a .npz or as a ModelInferRequest"
                 raise InvalidInput("is too large for JSON", field="item", value=f"{len(data)} bytes", remedy=remedy)
-            data, _ = codec.decode(data, len(data), self._taken.family, "")
+            data, _ = codec.decode(data, len(data), self._family, "")
         size, fields, spans = kserve_wire.head_size(data)
         if size >= PROCESS_BYTES or fields > kserve_wire.FIELDS_MAX:  # the event loop parses it
             most = f"less than {PROCESS_BYTES} bytes, at most {kserve_wire.FIELDS_MAX} tensors and parameters"
@@ -122,35 +113,33 @@ class ItemReader:
         except DecodeError as error:
             remedy = "send a KServe v2 ModelInferRequest"
             raise InvalidInput("is not a request", field="item", value=f"{len(data)} bytes", remedy=remedy) from error
-        taken = self._taken
-        if message.model_name not in ("", taken.family):
-            remedy = f"leave it out, or write {taken.family}"
+        if message.model_name not in ("", self._family):
+            remedy = f"leave it out, or write {self._family}"
             raise InvalidInput("is another family's", field="model_name", value=message.model_name, remedy=remedy)
         if any(name in message.parameters for name in ("sequence_id", "sequence_start", "sequence_end")):
             raise InvalidInput("items of jobs have no order", field="sequence_id", remedy="send it as a request")
         if (name := next((name for name in OF_REQUESTS if name in message.parameters), "")) != "":
             raise InvalidInput("is not for items of jobs", field=name, remedy="leave it out: a job has its own fields")
         names = [tensor.name for tensor in message.inputs]
-        needed = taken.inputs.keys() - taken.optional
-        if len(set(names)) != len(names) or not needed <= set(names) <= taken.inputs.keys():
-            remedy = f"give {', '.join(sorted(taken.inputs))}"
-            raise InvalidInput(f"{taken.family} takes other inputs", field="inputs", value=names, remedy=remedy)
+        if len(set(names)) != len(names) or not self._needed <= set(names) <= self._inputs.keys():
+            remedy = f"give {', '.join(sorted(self._inputs))}"
+            raise InvalidInput(f"{self._family} takes other inputs", field="inputs", value=names, remedy=remedy)
         for tensor in message.inputs:
             self._check(tensor)
-        rows = {tensor.shape[0] for tensor in message.inputs} if taken.batches else {1}
+        rows = {tensor.shape[0] for tensor in message.inputs} if self._contract.batches else {1}
         if len(rows) != 1:
             remedy = "give each input the same first size"
             raise InvalidInput("inputs differ in their rows", field="inputs.shape", value=sorted(rows), remedy=remedy)
-        if (count := rows.pop()) > taken.rows_max:
-            remedy = f"at most {taken.rows_max}: split it into several items"
+        if (count := rows.pop()) > self._contract.items_max:
+            remedy = f"at most {self._contract.items_max}: split it into several items"
             raise InvalidInput("has too many rows", field="inputs.shape", value=count, remedy=remedy)
         sizes = tuple(_bytes_of(tensor) for tensor in message.inputs)
-        message.model_name = taken.family
-        return Head(message, count, sizes, self._kind(message) if raw and taken.batches else b"")
+        message.model_name = self._family
+        return Head(message, count, sizes, self._kind(message) if raw and self._contract.batches else b"")
 
     def _check(self, tensor: Any) -> None:
-        datatype, shape = self._taken.inputs[tensor.name]
-        field = f"inputs.{tensor.name}"
+        known, field = self._inputs[tensor.name], f"inputs.{tensor.name}"
+        datatype, shape = known.datatype, known.shape
         if tensor.datatype != datatype:
             remedy = f"send {datatype}"
             raise InvalidInput("is another type", field=f"{field}.datatype", value=tensor.datatype, remedy=remedy)

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from dispatcher.fronts.openai.bodies import EMBEDDINGS
 from dispatcher.fronts.openai.embeddings import check_embeds
 from dispatcher.fronts.openai.engines import text_api
-from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
+from dispatcher.jobs.batching import Item, ItemReader, Split, join
 from dispatcher.jobs.core.job import Job, JobState, Rate
 from dispatcher.jobs.core.journal import Result
 from dispatcher.jobs.core.parcels import ItemStates, Parcel
@@ -86,8 +86,7 @@ class JobRun:
         self.owned, self.job = owned, owned.stored.job
         self._local, self._inference, self._idle, self._metrics = local, inference, idle, metrics
         self._clock, self._weight = local.clock, weight
-        self._taken = taken_by(self.job.family, contract)
-        self._reader = ItemReader(self._taken)
+        self._reader, self._rows_max = ItemReader(contract), contract.items_max
         peers = {peer.zone for peer in local.settings.other_zones}
         self.abroad = frozenset() if self.job.grams_max or self.job.endpoint else peers.intersection(self.job.zones)
         """Peers' zones that items may go to."""
@@ -212,7 +211,7 @@ class JobRun:
             limit_s = SLO_SHARE * slo_ms / 1e3 if slo_ms else BATCH_UNKNOWN_S
         times, place = self._local.health.evidence.times, (target.slice, target.variant)
         found = [(1, times.usual_s(*place, 1) or self._local.costs.expected_s(self.job.family, 1))]
-        while (rows := 2 * found[-1][0]) <= self._taken.rows_max:
+        while (rows := 2 * found[-1][0]) <= self._rows_max:
             batch_s = times.usual_s(*place, rows) or TRIED * found[-1][1]
             if batch_s > limit_s:
                 break
@@ -531,15 +530,6 @@ def price_g(local: LocalWorker, job: Job, target: RouteTarget) -> float | None:
     if receipt is None or receipt.quality == Quality.UNSPECIFIED:
         return None
     return receipt.carbon_mg / 1e3
-
-
-def taken_by(family: str, contract: Contract) -> Taken:
-    """What a family takes, by its contract."""
-    config, inputs = contract.config.config, {}
-    for tensor in contract.metadata.inputs:
-        inputs[tensor.name] = (str(tensor.datatype), tuple(int(size) for size in tensor.shape))
-    optional = frozenset(str(each.name) for each in config.input if each.optional)
-    return Taken(family, inputs, optional, contract.batches, contract.items_max)
 
 
 def unfit(job: Job, contract: Contract, models: Sequence[str]) -> TrefoilError | None:

@@ -7,11 +7,22 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.rest.codec_process import PROCESS_BYTES
-from dispatcher.jobs.batching import Item, ItemReader, Split, Taken, join
+from dispatcher.jobs.batching import Item, ItemReader, Split, join
+from dispatcher.request.contracts import Contract
 from trefoil.core.errors import InvalidInput
 
-TAKEN = Taken("digits", {"IMAGE": ("UINT8", (-1, 2))}, frozenset(), True, 8)
-TEXTS = Taken("words", {"TEXT": ("BYTES", (-1, 1)), "HINT": ("INT32", (-1, 1))}, frozenset({"HINT"}), True, 8)
+
+def contract(family: str, *inputs: tuple[str, str, int], optional: str = "") -> Contract:
+    metadata, config = pb.ModelMetadataResponse(name=family), pb.ModelConfigResponse()
+    config.config.max_batch_size = 8
+    for name, datatype, size in inputs:
+        metadata.inputs.add(name=name, datatype=datatype, shape=[-1, size])
+        config.config.input.add(name=name, optional=name == optional)
+    return Contract(metadata, config)
+
+
+TAKEN = contract("digits", ("IMAGE", "UINT8", 2))
+TEXTS = contract("words", ("TEXT", "BYTES", 1), ("HINT", "INT32", 1), optional="HINT")
 
 
 def request(
@@ -23,7 +34,7 @@ def request(
     return bytes(message.SerializeToString())
 
 
-def read(*given: bytes, taken: Taken = TAKEN) -> list[Item]:
+def read(*given: bytes, taken: Contract = TAKEN) -> list[Item]:
     reader = ItemReader(taken)
     return [reader.read(number, data) for number, data in enumerate(given)]
 
