@@ -110,8 +110,9 @@ class IdleSlices:
         sizes that a slice may have, that which answers most items for the requests that it delays."""
         if self._clock.monotonic_s() - self._since_s < LOOKED_S:
             return None
+        busy = self._routing.in_flight()
         for target in targets:
-            waiting = self._waiting(target)
+            waiting = self._waiting(target, busy)
 
             def worth(size: Size, waiting: Sequence[Waiting] = waiting) -> float:
                 rows, batch_s = size
@@ -126,7 +127,7 @@ class IdleSlices:
 
     def delayed(self, target: RouteTarget, batch_s: float) -> float:
         """Requests expected to come for a slice in a time, since they find no other one idle."""
-        return _delayed(self._waiting(target), batch_s)
+        return _delayed(self._waiting(target, self._routing.in_flight()), batch_s)
 
     def idle(self, job: Job, busy: Collection[SliceKey]) -> list[RouteTarget]:
         """Slices that a job may have and that have nothing to do, for none of their families; the fewest joules an item
@@ -165,10 +166,10 @@ class IdleSlices:
         rate = self._receipts.rate(target.slice, family, target.variant)
         return rate.energy_j(1) if rate is not None else 0.0
 
-    def _waiting(self, taken: RouteTarget) -> list[Waiting]:
-        """Of each family that the slice serves: its arrivals, and the other slices that they would find idle."""
+    def _waiting(self, taken: RouteTarget, busy: Counter[SliceKey]) -> list[Waiting]:
+        """Of each family that the slice serves: its arrivals, and the other slices that they would find idle. `busy`:
+        requests in flight, by slice."""
         found = []
-        busy = self._routing.in_flight()
         for family in self._routing.families_of(taken.slice):
             live = self._routing.table.live(family)
             route = self._routing.table.routes[family]

@@ -75,6 +75,8 @@ class Routing:
         self._queues: dict[tuple[str, ...], AsyncFamilyQueue] = {}
         self._carbon: tuple[CarbonRatio | None, CarbonReading | None] = (None, None)
         self._built_of: tuple[Any, ...] = ()
+        self._families: dict[SliceKey, dict[str, None]] = {}  # by slice, of the routes below
+        self._families_of: Mapping[str, Route] = {}
 
     @property
     def obeyed(self) -> Revision:
@@ -291,8 +293,12 @@ class Routing:
 
     def families_of(self, slice_: SliceKey) -> tuple[str, ...]:
         """Models, of families or of their stages, that the plan routes to a slice."""
-        planned = self.table.planned.items()
-        return tuple(family for family, route in planned if any(t.slice == slice_ for t in route.targets))
+        if self._families_of is not self.table.planned:
+            self._families_of, self._families = self.table.planned, {}
+            for family, route in self._families_of.items():
+                for target in route.targets:
+                    self._families.setdefault(target.slice, {})[family] = None
+        return tuple(self._families.get(slice_, ()))
 
     def stale_nodes(self) -> dict[str, float]:
         """Nodes that are routed to and whose status is old, with its age [s]."""

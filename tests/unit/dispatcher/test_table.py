@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.routing.core import routing_table
+from dispatcher.routing.routing_state import Routing
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision
@@ -109,3 +110,22 @@ def test_a_plan_that_cannot_be_routed_is_refused_by_field(broken, text):
 def test_a_worker_alone_has_all_credits_also_before_its_own_ack_is_seen():
     built = routing_table.build_table(plan([route([target(0)])]), [node([status(0)])], me=("me", 0))
     assert [each.credits for each in built.live("digits")] == [2]
+
+
+def test_the_families_of_a_slice_are_found_without_a_look_at_all_routes():
+    looks = []
+
+    class Planned(dict):
+        def items(self):
+            looks.append(1)
+            return super().items()
+
+    routing = Routing.__new__(Routing)
+    routing._families, routing._families_of = {}, {}
+    for numbers in ((0, 1), (1, 2)):
+        planned = Planned({"a": route([target(numbers[0])]), "b": route([target(n) for n in (*numbers, 1)])})
+        routing.table = routing_table.RoutingTable(planned=planned)
+        looks.clear()
+        found = [routing.families_of(key(n)) for n in (*numbers, 5) * 10]
+        assert found == [("a", "b"), ("b",), ()] * 10
+        assert len(looks) == 1
