@@ -79,10 +79,10 @@ class ItemReader:
                 remedy = f"less than {PROCESS_BYTES} bytes: send it in binary, from a .npz or as a ModelInferRequest"
                 raise InvalidInput("is too large for JSON", field="item", value=f"{len(data)} bytes", remedy=remedy)
             data, _ = codec.decode(data, len(data), self._family, "")
-        size, fields, spans = kserve_wire.head_size(data)
-        if size >= PROCESS_BYTES or fields > kserve_wire.FIELDS_MAX:  # the event loop parses it
+        beside, fields, spans = kserve_wire.head_size(data)
+        if beside >= PROCESS_BYTES or fields > kserve_wire.FIELDS_MAX:  # the event loop parses it
             most = f"less than {PROCESS_BYTES} bytes, at most {kserve_wire.FIELDS_MAX} tensors and parameters"
-            value, remedy = f"{size} bytes, {fields} fields", f"{most}: send tensors as raw_input_contents"
+            value, remedy = f"{beside} bytes, {fields} fields", f"{most}: send tensors as raw_input_contents"
             raise InvalidInput("is too large beside its raw contents", field="item", value=value, remedy=remedy)
         raws = tuple(data[begin:end] for begin, end in spans)
         head_bytes = kserve_wire.without(data, spans) if spans else data
