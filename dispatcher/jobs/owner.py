@@ -339,7 +339,7 @@ class JobsOwner:
         stored = await on_disk(self._folder.stored, name)
         job, contract = stored.job, None
         why = await on_disk(self._folder.cancelled, name) or ""
-        if not (why or await on_disk(self._folder.has_items, name)):
+        if not why and not await on_disk(self._folder.has_items, name):
             why = GONE
         if not why:
             contract = self._contracts.known(job.family) or await self._contracts.fetch(job.family)
