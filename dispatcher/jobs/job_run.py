@@ -97,6 +97,7 @@ class JobRun:
         self._later: list[Item] = []
         self._results: list[Result] = []
         self._running: dict[SliceKey, asyncio.Task[None]] = {}
+        self._reading = False  # items are claimed that are not in `_ready` yet
         self._held_bytes = self._unwritten_bytes = 0  # of items without a result, of results
         self._writing = asyncio.Lock()
         self._spending_g = 0.0  # of batches under way
@@ -341,9 +342,11 @@ class JobRun:
                 await self._clock.sleep(0.01)
                 continue
             first, count = claimed[0], claimed[-1] + 1 - claimed[0]
+            self._reading = True
             try:
                 read = await on_disk(self.owned.items.read, first, count)
             except OSError as error:
+                self._reading = False
                 self.states.release(claimed)
                 self._disk.begin(self.owned.path, error)
                 await self._clock.sleep(DISK_RETRY_S)
@@ -357,6 +360,7 @@ class JobRun:
                 if at_once >= AT_ONCE_BYTES:
                     at_once = 0
                     await asyncio.sleep(0)
+            self._reading = False
             self._wake.set()
 
     def _take(self, number: int, data: bytes | None) -> None:
@@ -406,7 +410,7 @@ class JobRun:
         Raises:
             OSError: the disk refuses; the items stay here.
         """
-        if self.closing:
+        if self.closing or self._reading:  # soon they can be given back
             return None
         self._unread(count)
         parcel = self.states.pack(zone, count, self.job.id, until_s)
