@@ -32,6 +32,8 @@ from trefoil.core.objective import BudgetRung, TenantRung
 _parse = pb.ModelInferRequest.FromString
 SMALL_BYTES: Final = 64 * 1024
 """A request up to here is parsed at once; of a larger one it is seen first what parsing will make of it."""
+VALUES_MAX: Final = 2**14
+"""Of a larger request: fields, texts, and numbers that are not packed. Each costs the event loop."""
 TEXT_CHARS_MAX: Final = 1024
 """Of an id, a tensor's name or datatype, and a parameter's name: slices say them again in their errors."""
 SEQUENCE_CHARS_MAX: Final = 128
@@ -280,8 +282,13 @@ def parse_request(data: bytes, head_bytes_max: int) -> tuple[Any, bytes, tuple[m
         raw, parts = [], ()
     head = kserve_wire.without(data, raw) if raw else data
     try:
+        if len(head) > SMALL_BYTES and kserve_wire.count_fields(head, VALUES_MAX) > VALUES_MAX:
+            raise InvalidInput(
+                f"the request has more than {VALUES_MAX} texts and values beside its raw_input_contents",
+                remedy="send tensors as raw_input_contents",
+            )
         return _parse(head), head, parts
-    except DecodeError as error:
+    except (DecodeError, IndexError) as error:
         raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
 
 

@@ -262,6 +262,53 @@ def test_what_lies_beside_the_raw_contents_has_a_limit_and_raw_contents_have_not
         door.admit(message.SerializeToString(), Caller(), 100.0)
 
 
+@pytest.mark.parametrize("where", ["texts", "numbers", "of a tensor", "of an output", "of a parameter", "group"])
+def test_what_would_hold_up_the_event_loop_is_refused_unparsed(door, monkeypatch, where):
+    """Eight million texts took the parser 0.2 s."""
+    message, count = good_request(), 2**21
+    field = {
+        "texts": b"\x2a%b" % nested(b"\x2a", b"\x42\x00" * count),
+        "numbers": b"\x2a%b" % nested(b"\x2a", b"\x10\x01" * count),
+        "of a tensor": b"\x2a%b" % nested(b"\x22\x00" * count),
+        "of an output": b"\x32%b" % nested(b"\x12\x00" * count),
+        "of a parameter": b"\x22%b" % nested(b"\x12", b"\x08\x01" * count),
+        "group": b"\x7b" + b"\x08\x01" * count + b"\x7c",
+    }[where]
+    monkeypatch.setattr(admission, "_parse", None)
+    with pytest.raises(InvalidInput, match=r"more than 16384 texts and values|not a ModelInferRequest"):
+        door.admit(message.SerializeToString() + field, Caller(), 100.0)
+
+
+def nested(tag: bytes, inner: bytes = b"") -> bytes:
+    """A message of one field, which is a message, or a message of these bytes, each with its length before it."""
+    data = tag + kserve_wire.length(len(inner)) + inner if inner else tag
+    return kserve_wire.length(len(data)) + data
+
+
+def test_packed_numbers_and_a_long_text_are_one_value_each(door):
+    message = good_request()
+    message.inputs[0].contents.fp32_contents.extend([0.5] * 500_000)
+    message.inputs[0].contents.bytes_contents.append(bytes(2**20))
+    assert door.admit(message.SerializeToString(), Caller(), 100.0).ticket.items == 1
+
+
+@given(spoilt(GOOD_REQUEST))
+def test_the_fields_of_messages_are_counted(message):
+    message.inputs.add().contents.bytes_contents.extend([b"a", b""])
+    data = message.SerializeToString()
+    maps = [message.parameters, *(each.parameters for each in [*message.inputs, *message.outputs])]
+    fields = sum(len(v) if f.is_repeated and f.name != "parameters" else 0 for f, v in message.ListFields())
+    fields += sum(not f.is_repeated for f, _ in message.ListFields())
+    for tensor in [*message.inputs, *message.outputs]:
+        fields += sum(1 for f, _ in tensor.ListFields() if f.name != "parameters")  # shapes are packed
+    for tensor in message.inputs:
+        fields += sum(len(v) if f.name == "bytes_contents" else 1 for f, v in tensor.contents.ListFields())
+    entries = [value for each in maps for value in each.values()]
+    fields += sum(3 + len(value.ListFields()) for value in entries)  # the entry, its key and value
+    assert kserve_wire.count_fields(data, 10**6) == fields
+    assert kserve_wire.count_fields(data, fields - 1) == fields
+
+
 @given(spoilt(GOOD_REQUEST))
 def test_the_head_is_measured_as_protobuf_writes_it(message):
     data = message.SerializeToString()

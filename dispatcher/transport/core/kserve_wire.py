@@ -7,6 +7,7 @@ message field is never written twice: some parsers merge its occurrences (C++, P
 
 import functools
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -39,6 +40,14 @@ DIMENSIONS_MAX: Final = 64
 VARINT_BYTES_MAX: Final = 10
 """Of 64 bits; reading a longer number would cost the square of its bytes."""
 RAW_INPUT_TAG: Final = 0x3A  # field 7, length-delimited, in ModelInferRequest
+_Messages = Mapping[int, "_Messages"]
+_ENTRY: Final[_Messages] = {0x12: {}}  # of a map of parameters: its value
+_MESSAGES: Final[_Messages] = {
+    0x22: _ENTRY,  # parameters
+    0x2A: {0x22: _ENTRY, 0x2A: {}},  # inputs: parameters, contents
+    0x32: {0x12: _ENTRY},  # outputs: parameters
+}
+"""Messages in a ModelInferRequest by their fields' tags."""
 
 
 def head_size(data: bytes) -> tuple[int, int, list[tuple[int, int]]]:
@@ -49,21 +58,46 @@ def head_size(data: bytes) -> tuple[int, int, list[tuple[int, int]]]:
     with suppress(IndexError):  # it is cut off, or no message
         while at < len(data) and fields <= FIELDS_MAX:
             begins, fields = at, fields + 1
-            tag, at = varint(data, at)
-            if tag & 7 == 2:
-                size, at = varint(data, at)
-                at += size
-            elif tag & 7 == 0:
-                _, at = varint(data, at)
-            elif tag & 7 in (1, 5):
-                at += 8 if tag & 7 == 1 else 4
-            else:
-                break
+            tag, _, at = _field(data, at)
             if tag != RAW_INPUT_TAG:
                 beside += at - begins
             else:
                 raw.append((begins, at))
     return beside + max(0, len(data) - at), fields, raw if at == len(data) else []
+
+
+def count_fields(head: bytes, most: int) -> int:
+    """Number of fields of a ModelInferRequest and of the messages in it, up to one more than `most`.
+
+    Raises:
+        IndexError: it is cut off, no message, or has groups, which no version of the protocol has.
+    """
+    return most - _left(head, 0, len(head), _MESSAGES, most)
+
+
+def _left(data: bytes, at: int, end: int, messages: _Messages, left: int) -> int:
+    """What is left of a number of fields after those from `at` to `end`; -1: there are more."""
+    while at < end and left >= 0:
+        tag, begins, at = _field(data, at)
+        left -= 1
+        if (inner := messages.get(tag)) is not None:
+            left = _left(data, begins, at, inner, left)
+    if at > end:
+        raise IndexError("a field is cut off")
+    return left
+
+
+def _field(data: bytes, at: int) -> tuple[int, int, int]:
+    """Tag of a field, and where its value begins and ends; IndexError for none."""
+    tag, at = varint(data, at)
+    if tag & 7 == 2:
+        size, begins = varint(data, at)
+        return tag, begins, begins + size
+    if tag & 7 == 0:
+        return tag, at, varint(data, at)[1]
+    if tag & 7 not in (1, 5):
+        raise IndexError("a group")
+    return tag, at, at + (8 if tag & 7 == 1 else 4)
 
 
 def without(data: bytes, spans: list[tuple[int, int]]) -> bytes:
