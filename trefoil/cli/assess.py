@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.demo.results import made_by
 from trefoil.cli.options import folder_to_write, parse_number
-from trefoil.cli.output import AsJson, console, grid, print_json, ticking
+from trefoil.cli.output import AsJson, grid, respond, ticking
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS
 from trefoil.runtime.clock import WallClock
@@ -127,15 +126,9 @@ def _show(found: "Assessment", out: Path | None, as_json: bool, about: dict[str,
         out.mkdir(parents=True, exist_ok=True)
         (out / "assess.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (out / "report.html").write_text(report.html(found, about), encoding="utf-8")
-    if as_json:
-        print_json(document)
-        return
-    for title, columns, rows in report.tables(found):
-        console().print(grid(title, columns.split("|"), [[escape(cell) for cell in row] for row in rows]))
-    for line in (report.headline(found), *report.notes(found)):
-        console().print(line, highlight=False, markup=False)
-    if out is not None:
-        console().print(f"written to {out}: {', '.join(sorted(one.name for one in out.iterdir()))}")
+    tables = [grid(title, columns.split("|"), rows) for title, columns, rows in report.tables(found)]
+    written = [f"written to {out}: {', '.join(sorted(one.name for one in out.iterdir()))}"] if out is not None else []
+    respond(as_json, document, *tables, report.headline(found), *report.notes(found), *written)
 
 
 def _numbers(option: str, given: Many, most: float) -> dict[str, float]:

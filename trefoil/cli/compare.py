@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trefoil.cli.options import folder_to_write
-from trefoil.cli.output import AsJson, console, print_json, ticking
+from trefoil.cli.output import AsJson, respond, ticking
 from trefoil.core.errors import SettingError
 from trefoil.runtime.config import parse_pairs
 
@@ -64,18 +64,11 @@ def show_comparison(found: "Comparison", out: Path | None, as_json: bool, notes:
     """Print a comparison, and with `out` write its files there."""
     from trefoil.cli.demo.results import made_by
     from trefoil.comparison.report import FILES, comparison_tables, write_comparison
+    from trefoil.simulator.report.result import json_safe
 
     about = made_by()
     if out is not None:
         write_comparison(found, out, about)
-    if as_json:
-        from trefoil.simulator.report.result import json_safe
-
-        print_json(json_safe({**about, **found.to_json(), **({"notes": list(notes)} if notes else {})}))
-        return
-    for table in comparison_tables(found):
-        console().print(table)
-    for note in notes:
-        console().print(note, highlight=False)
-    if out is not None:
-        console().print(f"written to {out}: {', '.join(FILES)}")
+    document = json_safe({**about, **found.to_json(), **({"notes": list(notes)} if notes else {})})
+    written = [f"written to {out}: {', '.join(FILES)}"] if out is not None else []
+    respond(as_json, document, *comparison_tables(found), *notes, *written)

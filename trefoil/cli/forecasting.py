@@ -8,7 +8,7 @@ import typer
 
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import BinS, Column, Sets, TimeColumn, TimeUnit, file_to_write, parse_sets
-from trefoil.cli.output import AsJson, console, grid, print_json, slow
+from trefoil.cli.output import AsJson, grid, respond, slow
 from trefoil.core.parts import Kind, load_part
 
 TORCH: Final = Path(".venv-export/bin/python")
@@ -35,14 +35,13 @@ def train(
     from trefoil.forecasting.training import train as run_training
 
     card = run_training(traces, held_out or (), out, seed=seed, python=python)
-    if as_json:
-        print_json(dict(card))
-        return
     error = card["validation"]
-    console().print(
+    respond(
+        as_json,
+        dict(card),
         f"{out}: trained in {card['cpu_s']:.0f} s of one core; on {error['windows']} windows kept back its error is "
         f"{error['mae_ratio']:.1%} of the mean ({error['mae_ratio_of_last_minute']:.1%}: the last minute's maximum); "
-        f"{error['under_share']:.0%} of its forecasts lie below what came"
+        f"{error['under_share']:.0%} of its forecasts lie below what came",
     )
 
 
@@ -82,9 +81,7 @@ def backtest(
         part = load_part(Kind.FORECASTER, name, FORECASTERS)
         made = part.made(settings=part.settings_of(parse_sets(sets)), open_network=open_network)
         scores[name] = run_backtest(made, counts, every_s)
-    if as_json:
-        print_json({"trace": str(trace), "every_s": every_s, "scores": {name: asdict(s) for name, s in scores.items()}})
-        return
+    document = {"trace": str(trace), "every_s": every_s, "scores": {name: asdict(s) for name, s in scores.items()}}
     rows = [
         (
             name, f"{s.error_ratio:.1%}", f"{s.under_share:.0%}", f"{s.under_ratio:.1%}", f"{s.over_ratio:.1%}",
@@ -94,4 +91,4 @@ def backtest(
     ]  # fmt: skip
     title = f"{trace.name}: {counts.size} s, mean {counts.mean():.1f}/s, largest {counts.max():.0f}/s"
     heads = ("forecaster", "error", "below", "by", "above", "made by last_max", "ms, median", "ms, most")
-    console().print(grid(title, heads, rows))
+    respond(as_json, document, grid(title, heads, rows))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import RUNNING, ServiceAddress, of_service
-from trefoil.cli.output import AsJson, console, grid, print_json, writing
+from trefoil.cli.output import AsJson, console, grid, print_json, show, writing
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import INSECURE_VARIABLE, command_tls, control_token, token_at
 from trefoil.core.units import format_duration, format_time
@@ -69,7 +69,7 @@ def submit(
         status = _follow(jobs, status.id, as_json_) if watch_it else jobs.planned(status.id)
         _show([status], as_json_)
         if not as_json_ and not status.ended:
-            console().print(f"{status.id}: {status.prospect or UNPLANNED}", markup=False, soft_wrap=True)
+            show(f"{status.id}: {status.prospect or UNPLANNED}")
 
 
 @app.command("list")
@@ -90,7 +90,7 @@ def list_jobs(
 
 @app.command("show")
 @of_dispatcher
-def show(
+def show_job(
     name: Name, where: ServiceAddress = RUNNING, as_json_: AsJson = False
 ) -> None:  # fmt: skip
     """Show how a job stands."""
@@ -199,19 +199,19 @@ def _show(found: "list[JobStatus]", as_json: bool) -> None:
             )
         )  # fmt: skip
     columns = ("job", "family", "state", "done", "failed", "ends", "receipts", "tenant", "why")
-    console().print(grid("Jobs", columns, rows))
+    show(grid("Jobs", columns, rows))
 
 
 def _show_zones(status: "JobStatus") -> None:
     """Items of a job in peers' zones."""
     for one in status.zones:
         cost = f"{one.joules:.4g} J, {one.grams:.3g} g"
-        console().print(f"zone {one.zone}: {one.answered} answered ({cost}), {one.away} there now", markup=False)
+        show(f"zone {one.zone}: {one.answered} answered ({cost}), {one.away} there now")
 
 
 def _show_hours(status: "JobStatus") -> None:
     """Planned hours of a job over their carbon, and what they save."""
-    console().print(f"plan: {status.prospect or UNPLANNED}", markup=False, soft_wrap=True)
+    show(f"plan: {status.prospect or UNPLANNED}")
     if not status.hours:
         return
     most = max(one.p50_g_per_kwh for one in status.hours) or 1.0
@@ -222,10 +222,10 @@ def _show_hours(status: "JobStatus") -> None:
         )
         for one in status.hours
     ]  # fmt: skip
-    console().print(grid("Planned hours", ("from", "items", "g CO2", "g/kWh", ""), rows))
+    show(grid("Planned hours", ("from", "items", "g CO2", "g/kWh", ""), rows))
     others = {name: getattr(status, name) for name in RULES}
     if saves := saved_text(sum(one.grams for one in status.hours), others):
-        console().print(saves)
+        show(saves)
 
 
 def _result(result: "ItemResult") -> dict[str, Any]:

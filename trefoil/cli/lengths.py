@@ -7,7 +7,7 @@ import typer
 
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import folder_to_write
-from trefoil.cli.output import AsJson, console, grid, print_json, slow
+from trefoil.cli.output import AsJson, grid, respond, slow
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Lengths of generated answers, predicted.")
 
@@ -32,9 +32,6 @@ def train(
     from trefoil.profiler.length_training import train as run_training
 
     card = run_training([one for log in logs for one in read_log(log, family)], out)
-    if as_json:
-        print_json(card)
-        return
-    columns = ("family", "prompts kept back", "classes right", "rank correlation")
-    console().print(grid("", columns, table(card)))
-    console().print(f"{out}: trained on {card['trained']:,} prompts. Use it with dispatcher.lengths_folder={out}")
+    shown = grid("", ("family", "prompts kept back", "classes right", "rank correlation"), table(card))
+    use = f"{out}: trained on {card['trained']:,} prompts. Use it with dispatcher.lengths_folder={out}"
+    respond(as_json, card, shown, use)

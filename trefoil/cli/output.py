@@ -5,14 +5,15 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
 import typer
 from google.protobuf.message import Message
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from trefoil.core.errors import SettingError, system_error
@@ -44,6 +45,24 @@ def console() -> Console:
 def print_json(value: Any) -> None:
     """Print one JSON document, in stable order."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False))
+
+
+def show(*parts: RenderableType) -> None:
+    """Print texts as they are, each a line that is not wrapped, and tables."""
+    out = console()
+    for part in parts:
+        if isinstance(part, str):
+            out.print(part, markup=False, soft_wrap=True)
+        else:
+            out.print(part)
+
+
+def respond(as_json: bool, document: Any, *parts: RenderableType) -> None:
+    """Print the answer of a command: one JSON document, or texts and tables."""
+    if as_json:
+        print_json(document)
+    else:
+        show(*parts)
 
 
 @contextmanager
@@ -85,19 +104,18 @@ def slow(command: Callable[P, R]) -> Callable[P, R]:
     return ticked
 
 
-def print_held(held: str) -> None:
-    """Say why the plan in force stays after a change, if it does."""
-    if held:
-        console().print(f"the plan in force stays for now: {held}", markup=False)
+def held_lines(held: str) -> list[str]:
+    """Why the plan in force stays after a change, if it does."""
+    return [f"the plan in force stays for now: {held}"] if held else []
 
 
-def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Table of text with a title."""
-    table = Grid(title=title, title_justify="left")
+def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, markup: bool = False) -> Table:
+    """Table of text with a title. `markup`: cells hold rich's markup."""
+    table = Grid(title=escape(title), title_justify="left")
     for column in columns:
         table.add_column(column)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row if markup else map(escape, row)))
     return table
 
 
@@ -148,9 +166,9 @@ def count_equal(parts: Sequence[str]) -> str:
     return ", ".join(f"{n}x {part}" if n > 1 else part for part, n in Counter(parts).items()) or "-"
 
 
-def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """Rows of a plan's table: device, target state, slices."""
-    return [
+def plan_table(title: str, plan: Plan) -> Table:
+    """Table of a plan: device, target state, slices."""
+    rows = [
         (
             device.device,
             device.target.name.lower(),
@@ -159,3 +177,4 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
         for node in plan.nodes
         for device in node.devices
     ]
+    return grid(title, ("device", "target", "slices"), rows)

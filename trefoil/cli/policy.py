@@ -3,8 +3,10 @@
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.output import AsJson, respond
 from trefoil.core.errors import SettingError
 
 
@@ -20,14 +22,11 @@ def policy(
         if preset:
             raise SettingError("given without a policy", field="--preset", value=preset, remedy="name a policy too")
         found = [{"name": row.name, **_parts(row)} for row in POLICIES.values()]
-        print_json(found) if as_json else _table(found)
+        respond(as_json, found, _table(found))
         return
     about, rows = _settings(name, preset)
-    if as_json:
-        print_json({**about, "settings": rows})
-        return
-    console().print("  ".join(f"{column}: {value}" for column, value in about.items()))
-    _table([{**row, "value": row["text"]} for row in rows], ("key", "value", "type", "meaning"))
+    table = _table([{**row, "value": row["text"]} for row in rows], ("key", "value", "type", "meaning"))
+    respond(as_json, {**about, "settings": rows}, "  ".join(f"{key}: {value}" for key, value in about.items()), table)
 
 
 def _settings(name: str, preset: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -56,10 +55,8 @@ def _parts(row: Any) -> dict[str, str]:
     return {**{kind.value: row.part(kind) for kind in Kind}, "triggers": ", ".join(row.triggers)}
 
 
-def _table(rows: list[dict[str, Any]], columns: tuple[str, ...] = ()) -> None:
-    from rich.table import Table
-
+def _table(rows: list[dict[str, Any]], columns: tuple[str, ...] = ()) -> Table:
     table = Table(*(columns or rows[0]), box=None)
     for row in rows:
-        table.add_row(*(str(row[name]).replace("[", r"\[") for name in columns or row))
-    console().print(table)
+        table.add_row(*(escape(str(row[name])) for name in columns or row))
+    return table

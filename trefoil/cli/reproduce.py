@@ -12,7 +12,7 @@ import typer
 
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import folder_to_write
-from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.output import AsJson, console, print_json, show
 from trefoil.core.errors import SettingError, one_of
 from trefoil.runtime.clock import WallClock
 
@@ -198,7 +198,7 @@ def _play(
     screen, (policy, module) = console(), sources
     made, clock = {"sources": source_hash(policy, f"trefoil.reproduce.{module}"), **made_by()}, WallClock()
     began_s = clock.monotonic_s()
-    found = {**about, **made, **study((lambda _text: None) if as_json else (lambda text: screen.print(text)))}
+    found = {**about, **made, **study((lambda _text: None) if as_json else show)}
     found["took_s"] = round(clock.monotonic_s() - began_s)
     out.mkdir(parents=True, exist_ok=True)
     plain = json_finite(found)
@@ -209,4 +209,4 @@ def _play(
     home, _, function = tables.partition(":")
     for title, table in getattr(_module(home), function)(json.loads(json.dumps(plain))).items():
         screen.print(f"[bold]{title}[/bold]", Markdown(table))
-    screen.print(f"written to {out}/summary.json, with a CSV and a PNG per figure")
+    show(f"written to {out}/summary.json, with a CSV and a PNG per figure")

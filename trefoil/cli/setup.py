@@ -14,7 +14,7 @@ from typing import Final
 import typer
 
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.output import AsJson, respond, show
 from trefoil.core.errors import SettingError, StartError
 from trefoil.installation import SHIPPED, TRITON_VARIABLE, triton_environment
 
@@ -36,13 +36,11 @@ def triton(as_json: AsJson = False) -> None:
     if made:
         _refuse_foreign(folder)
         if not as_json:
-            console().print(f"making {folder}: a download of some 100 MB", soft_wrap=True)
+            show(f"making {folder}: a download of some 100 MB")
         _make(folder, python)
         (folder / READY).write_text(_stamp(version))
-    if as_json:
-        print_json({"triton_environment": str(folder), "made": made})
-    else:
-        console().print(f"{folder} is {'ready' if made else 'there already'}", soft_wrap=True)
+    state = f"{folder} is {'ready' if made else 'there already'}"
+    respond(as_json, {"triton_environment": str(folder), "made": made}, state)
 
 
 def _python() -> tuple[str, str]:

@@ -8,7 +8,7 @@ import typer
 
 from trefoil.cli.compare import show_comparison
 from trefoil.cli.options import OF_THE_POLICY, Sets, folder_to_write, non_empty, of_policy, parse_sets
-from trefoil.cli.output import AsJson, console, ticking
+from trefoil.cli.output import AsJson, show, ticking
 
 
 @of_policy
@@ -55,6 +55,6 @@ def simulate(
     if as_json:
         typer.echo(found.to_json(), nl=False)
         return
-    console().print(found.table())
+    show(found.table())
     if out is not None:
-        console().print(f"written to {out}/result.json, {out}/series.csv and {out}/report.html")
+        show(f"written to {out}/result.json, {out}/series.csv and {out}/report.html")

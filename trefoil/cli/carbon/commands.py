@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import TimeColumn, TimeUnit, file_to_write, of_service
-from trefoil.cli.output import AsJson, console, grid, print_json, slow, writing
+from trefoil.cli.output import AsJson, console, grid, print_json, show, slow, writing
 from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
 
@@ -146,19 +146,18 @@ def naming_flags(given: Mapping[str, object]) -> Iterator[None]:
 def _print_results(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
     from trefoil.cli.carbon import chart as carbon_chart
 
-    out_console, one = console(), results[0]
+    one = results[0]
     licence = f", {read.licence}" if read.licence else ""
-    out_console.print(read.read_as, markup=False, soft_wrap=True)
-    out_console.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")
-    out_console.print(
-        f"{one.last - one.first + 1} origins, every {one.step_s / 60:g} min, from step {one.first}; "
-        "scored on the 50 % line; nothing after an origin is known to it"
-    )
     rows = [[r.model, f"day {d}", *scores.score_cells(r.day(d))] for r in results for d in range(1, r.days + 1)]
-    out_console.print(grid("Errors by day ahead", scores.COLUMNS, rows))
     errors = {r.model: ([s.horizon_s / 3600 for s in r.scores], [s.mae_g_per_kwh for s in r.scores]) for r in results}
-    chart = carbon_chart.draw_errors(errors, carbon_chart.fitting_width(out_console))
-    out_console.print(chart, markup=False, soft_wrap=True)
+    show(
+        read.read_as,
+        f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}",
+        f"{one.last - one.first + 1} origins, every {one.step_s / 60:g} min, from step {one.first}; "
+        "scored on the 50 % line; nothing after an origin is known to it",
+        grid("Errors by day ahead", scores.COLUMNS, rows),
+        carbon_chart.draw_errors(errors, carbon_chart.fitting_width(console())),
+    )
 
 
 def _results_document(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> dict[str, Any]:

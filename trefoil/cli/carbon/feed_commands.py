@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.cli.carbon.client import (
@@ -17,7 +16,7 @@ from trefoil.cli.carbon.client import (
     with_feed,
 )
 from trefoil.cli.options import RUNNING, ServiceAddress
-from trefoil.cli.output import AsJson, as_json, console, grid, print_json
+from trefoil.cli.output import AsJson, as_json, grid, print_json, respond, show
 from trefoil.core.carbon import CarbonRatio, CarbonReading, Series, ZoneHealth
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.core.units import format_duration, format_time
@@ -65,14 +64,12 @@ def now(
         for r in readings
     ]
     columns = ("zone", "g/kWh", "kind", "quality", "rung", "provider", "holds until", "observed", "CIR")
-    out = console()
-    if rows:
-        out.print(grid("Carbon intensity now", columns, rows))
-    for r in readings:
-        if r.fallback_reason:
-            out.print(f"{r.series.zone} stands on rung {rung_name(r.rung)}: {r.fallback_reason}", markup=False)
-    for absent in missing:
-        out.print(f"{absent.series.zone}: no reading: {absent.why}", markup=False)
+    fallen = [r for r in readings if r.fallback_reason]
+    show(
+        *([grid("Carbon intensity now", columns, rows)] if rows else []),
+        *(f"{r.series.zone} stands on rung {rung_name(r.rung)}: {r.fallback_reason}" for r in fallen),
+        *(f"{absent.series.zone}: no reading: {absent.why}" for absent in missing),
+    )
 
 
 async def _ratio(feed: FeedClient, zone: str, window: str) -> CarbonRatio | str:
@@ -172,13 +169,10 @@ def health(
         return [codec.from_proto(one) for one in answer.zones]
 
     found = with_feed(where, gather)
-    if as_json_:
-        print_json({"zones": [as_json(one) for one in found]})
-        return
     columns = ("", *(one.series.zone for one in found))
     columns_of = [_health_rows(one) for one in found]
     rows = [(name, *(each[name] for each in columns_of)) for name in columns_of[0]] if columns_of else []
-    console().print(grid("Carbon feed", columns, rows))
+    respond(as_json_, {"zones": as_json(found)}, grid("Carbon feed", columns, rows))
 
 
 def _health_rows(one: ZoneHealth) -> dict[str, str]:
@@ -196,7 +190,7 @@ def _health_rows(one: ZoneHealth) -> dict[str, str]:
         "this process": "asks the provider" if one.leading else "follows the holder",
         "holder": one.holder or "-",
         "rung": rung_name(one.rung) if read else "NO READING YET",
-        "why": escape(one.fallback_reason) or "-",
+        "why": one.fallback_reason or "-",
         "age": format_duration(one.age_s) if read else "-",
         "holds until": format_time(round(one.ends_at_s)) if one.ends_at_s > 0 else "-",
         "stale": stale if one.hard_stale or one.soft_stale else "no",
@@ -229,9 +223,6 @@ def zones(
             "a feed has its own", field="--zones-file", value=str(zones_file), remedy="give it without --target"
         )
     found = _of_feed(name, target, ca) if target else _of_file(name, zones_file)
-    if as_json:
-        print_json({"asked": target or None, "zones": found})
-        return
     columns = ["zone", "name", "time zone", "NESO", "Electricity Maps", "WattTime", "EIA", "clouds"]
     rows = [
         [
@@ -247,7 +238,7 @@ def zones(
         columns.insert(1, "read as")
         for row, zone in zip(rows, found, strict=True):
             row.insert(1, zone["read_as"] or "-")
-    console().print(grid("Zones", columns, rows))
+    respond(as_json, {"asked": target or None, "zones": found}, grid("Zones", columns, rows))
 
 
 def _of_file(name: str, zones_file: Path | None) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from trefoil.cli.carbon import scores as carbon_scores
@@ -22,7 +20,7 @@ from trefoil.cli.carbon.client import (
     with_feed,
 )
 from trefoil.cli.options import RUNNING, ServiceAddress, file_to_write
-from trefoil.cli.output import AsJson, as_json, console, grid, print_json, writing
+from trefoil.cli.output import AsJson, as_json, console, grid, print_json, show, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Quality, Series
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.core.units import HOUR_S, format_duration, format_time
@@ -107,7 +105,7 @@ def forecast(
         exported = f"{archived} archived bands in {export}"
         if not archived:
             exported += ": only the process that asks the provider keeps forecasts (trefoil carbon health)"
-        console().print(exported, markup=False, soft_wrap=True)
+        show(exported)
 
 
 async def _gather(feed: FeedClient, series: Series, request: Any, past_h: float, now_s: float) -> ForecastView:
@@ -156,15 +154,12 @@ def _with_now(view: ForecastView) -> list[CarbonReading]:
 
 
 def _print_view(view: ForecastView, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
-    out = console()
-    out.print(headline(view), markup=False, soft_wrap=True)
-    _print_chart(out, past, ahead, now_s)
+    show(headline(view), *_charts(past, ahead, now_s))
     if view.forecast is not None and view.forecast.bands:
-        columns = ("from", "10 %", "50 %", "90 %")
-        out.print(grid("Forecast, means in g/kWh", columns, _table(view.forecast)))
+        show(grid("Forecast, means in g/kWh", ("from", "10 %", "50 %", "90 %"), _table(view.forecast)))
     if view.scores:
         rows = carbon_scores.table_rows(view.scores)
-        out.print(grid("What past forecasts were worth", carbon_scores.COLUMNS, rows))
+        show(grid("What past forecasts were worth", carbon_scores.COLUMNS, rows))
 
 
 def headline(view: ForecastView) -> str:
@@ -182,14 +177,13 @@ def headline(view: ForecastView) -> str:
     return text + (f"; {found.fallback_reason}" if found.fallback_reason else "")
 
 
-def _print_chart(out: Console, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
+def _charts(past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> list[str]:
+    """The chart for the terminal, if there is anything to draw."""
     from trefoil.cli.carbon import chart
 
-    """The chart in the terminal, if there is anything to draw."""
-    width = chart.fitting_width(out)
+    width = chart.fitting_width(console())
     curves = chart.sample_curves(past, ahead, now_s, width * chart.POINTS_A_COLUMN)
-    if curves is not None:
-        out.print(chart.draw_intensity(curves, width), markup=False, soft_wrap=True)
+    return [chart.draw_intensity(curves, width)] if curves is not None else []
 
 
 def _save_png(
@@ -302,17 +296,13 @@ def history(
     if as_json_:
         print_json({"series": as_json(series), "readings": [as_json(reading) for reading in found]})
         return
-    out_console = console()
-    out_console.print(
-        f"{series.zone} ({series_kind(series)}): {len(found)} intervals since {format_time(round(from_s))}",
-        markup=False,
-    )
-    _print_chart(out_console, found, (), min(now_s, to_s or now_s))
+    title = f"{series.zone} ({series_kind(series)}): {len(found)} intervals since {format_time(round(from_s))}"
+    show(title, *_charts(found, (), min(now_s, to_s or now_s)))
     if found:
         columns = ("from", "until", "g/kWh", "quality", "rung", "provider", "known since")
         rows = [_table_row(reading) for reading in found[-rows_max:]]
         shown = f", the newest {rows_max}" if len(found) > rows_max else ""
-        out_console.print(grid(f"Known intervals{shown}", columns, rows))
+        show(grid(f"Known intervals{shown}", columns, rows))
 
 
 def _table_row(reading: CarbonReading) -> tuple[str, ...]:
@@ -322,7 +312,7 @@ def _table_row(reading: CarbonReading) -> tuple[str, ...]:
         f"{reading.intensity_g_per_kwh:.1f}",
         reading.quality.name.lower(),
         str(reading.rung),
-        escape(reading.provider),
+        reading.provider,
         format_time(round(reading.fetched_at_s)),
     )
 

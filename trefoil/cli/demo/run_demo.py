@@ -24,7 +24,7 @@ from trefoil.cli.demo.results import Report, made_by, spread_json, write_json
 from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
 from trefoil.cli.demo.schedule import total_s
 from trefoil.cli.demo.spread import judged_by_simulation, simulate_spread
-from trefoil.cli.output import console, count_equal, print_json, ticking
+from trefoil.cli.output import console, count_equal, print_json, respond, show, ticking
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import DemoScenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
@@ -69,13 +69,9 @@ def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
     if as_json:
         print_json(outcome.report.to_json())
         return exit_code(outcome.report)
-    if screen.is_terminal:
-        screen.print(report.report_table(outcome.report))
-    else:
-        for line in report.report_lines(outcome.report):
-            screen.print(line, soft_wrap=True)
+    found = [report.report_table(outcome.report)] if screen.is_terminal else report.report_lines(outcome.report)
     took_s = clock.now_s() - started_at_s
-    screen.print(f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)", soft_wrap=True)
+    show(*found, f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)")
     return exit_code(outcome.report)
 
 
@@ -87,15 +83,9 @@ def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
         scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
         found = simulate_spread(scenario, scenario.slo, scenario.policies, 0, say)
     about = subject_of(scenario.policies)
-    if as_json:
-        took_s = round(clock.monotonic_s() - started_at_s)
-        print_json({**made_by(), "took_s": took_s, **json_safe(spread_json(found, about))})
-        return
-    screen = console()
-    for table in comparison_tables(found):
-        screen.print(table)
-    for line in spread_lines(found, about):
-        screen.print(line, soft_wrap=True, highlight=False)
+    took_s = round(clock.monotonic_s() - started_at_s)
+    document = {**made_by(), "took_s": took_s, **json_safe(spread_json(found, about))}
+    respond(as_json, document, *comparison_tables(found), *spread_lines(found, about))
 
 
 def exit_code(found: Report) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.output import AsJson, respond
 from trefoil.core.errors import InvalidInput, SettingError
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Deployments by Docker Compose (docs/howto/compose.md).")
@@ -56,9 +56,7 @@ def env(
     values = values_of(wanted, machine, os.getcwd())
     check(wanted, values, machine)
     replace_file(output, render(values, machine), mode=0o600)
-    if as_json:
-        print_json({"written": str(output), "values": values, "machine": asdict(machine)})
-    else:
-        tag = values["TREFOIL_TAG"]  # one that was not rolled out is refused by `up`
-        start = "docker compose up -d" if tag == GIVEN["TREFOIL_TAG"][0] else f"deploy/compose/upgrade.sh {tag}"
-        console().print(f"{output} is written: {start}", soft_wrap=True)
+    tag = values["TREFOIL_TAG"]  # one that was not rolled out is refused by `up`
+    start = "docker compose up -d" if tag == GIVEN["TREFOIL_TAG"][0] else f"deploy/compose/upgrade.sh {tag}"
+    document = {"written": str(output), "values": values, "machine": asdict(machine)}
+    respond(as_json, document, f"{output} is written: {start}")

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.output import AsJson, console, grid, print_json, slow, ticking
+from trefoil.cli.output import AsJson, grid, respond, slow, ticking
 from trefoil.core.errors import BinaryMissing, SettingError, StartError
 from trefoil.core.plan_check import CREDITS_MAX
 from trefoil.installation import MODELS, own_repository, triton_environment
@@ -44,18 +45,15 @@ def list_(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     from trefoil.cli.family.contract_check import describe_families
 
     found = describe_families(repository)
-    if as_json:
-        print_json(found)
-        return
-    rows = []
-    for family in found:
-        for variant in family["variants"]:
-            files = "yes" if variant["files"] else "no"
-            accuracy = f"{variant['accuracy']:.4f}"
-            rows.append(
-                (family["family"], variant["name"], str(variant["version"]), accuracy, files, str(variant["rows"]))
-            )
-    console().print(grid("", ("family", "variant", "version", "accuracy", "model files", "profile rows"), rows))
+    rows = [
+        (
+            family["family"], one["name"], str(one["version"]), f"{one['accuracy']:.4f}",
+            "yes" if one["files"] else "no", str(one["rows"]),
+        )
+        for family in found
+        for one in family["variants"]
+    ]  # fmt: skip
+    respond(as_json, found, grid("", ("family", "variant", "version", "accuracy", "model files", "profile rows"), rows))
 
 
 @app.command()
@@ -73,12 +71,8 @@ def check(
 
     with ticking(quiet=as_json) as say:
         found = check_families(repository, families or [], None if graphs_only else _asker(say))
-    if as_json:
-        print_json(found)
-    else:
-        for family in found:
-            for line in [f"{family['family']}: {family['state']}", *(f"  {problem}" for problem in family["problems"])]:
-                console().print(line, markup=False, soft_wrap=True)
+    lines = [[f"{one['family']}: {one['state']}", *(f"  {why}" for why in one["problems"])] for one in found]
+    respond(as_json, found, *chain(*lines))
     if any(family["problems"] for family in found):
         raise typer.Exit(FOUND_WRONG)
 
@@ -163,11 +157,8 @@ def import_(
 
     into = own_repository(repository)
     imported = import_family(source, models, into, stated, link=link, finish=finish if assume else None)
-    if as_json:
-        print_json(asdict(imported) | {"folder": str(imported.folder)} | _assumed_json(costs))
-        return
-    for line in _lines(imported, costs):
-        console().print(line, markup=False, soft_wrap=True)
+    document = asdict(imported) | {"folder": str(imported.folder)} | _assumed_json(costs)
+    respond(as_json, document, *_lines(imported, costs))
 
 
 @app.command()
@@ -226,12 +217,9 @@ def engine(
     into, board, numbers = own_repository(repository), whole_board(device_type), _parse_streams(streams)
     with ticking(quiet=as_json) as say:
         measured = adopt_engines(found, into, stated, board, numbers, gpus, seconds, say, keys)
-    if as_json:
-        told = {name: [asdict(one) for one in each] for name, each in measured.items()}
-        print_json({"family": as_, "folder": str(into / as_), "measured": told})
-        return
-    for line in lines(stated, into / as_, found, measured, gpus, key_files):
-        console().print(line, markup=False, soft_wrap=True)
+    told = {name: [asdict(one) for one in each] for name, each in measured.items()}
+    document = {"family": as_, "folder": str(into / as_), "measured": told}
+    respond(as_json, document, *lines(stated, into / as_, found, measured, gpus, key_files))
 
 
 def _parse_streams(text: str) -> list[int]:
@@ -256,11 +244,8 @@ def assume(
 
     folder = known_folder(repository, family)
     costs = write_assumed(folder, parse_shapes(shape))
-    if as_json:
-        print_json({"family": family, "profile": str(folder / PROFILE_FILE)} | _assumed_json(costs))
-        return
-    for line in _assumed_lines(folder, costs):
-        console().print(line, markup=False, soft_wrap=True)
+    document = {"family": family, "profile": str(folder / PROFILE_FILE)} | _assumed_json(costs)
+    respond(as_json, document, *_assumed_lines(folder, costs))
 
 
 def _lines(imported: "ImportedFamily", costs: "Mapping[str, GraphCost]") -> list[str]:

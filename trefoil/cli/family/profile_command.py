@@ -21,7 +21,7 @@ import typer
 
 from trefoil.cli.family.commands import Repository, Shapes, parse_shapes
 from trefoil.cli.options import file_to_write
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, respond, show
 from trefoil.cli.system_client import command_tls, connect_system, make_channel, token_at
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import SettingError, TrefoilError
@@ -75,7 +75,7 @@ def profile(
     chosen, shares = tuple(selected_variants(known, _names(variants))), _numbers("--rates", rates)
     spec = ProfileSpec(known, folder, chosen, sizes, shares, window, parse_shapes(shape), instances)
     on = _named_slice(device, device_kind, _names(slices), held) if triton else None
-    say: Callable[[str], None] = _discard if as_json else _print_line
+    say: Callable[[str], None] = (lambda _line: None) if as_json else show
     target = out or Path("out/profile") / f"{family}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)
     report = target.with_suffix(".json")
@@ -89,10 +89,8 @@ def profile(
             report.write_text(json.dumps([point_json(point) for point in points], indent=1) + "\n")
     text = profile_text(points, _provenance(machine, simulated), estimate_energy=estimate_energy)
     count = write_profile(target, folder, text, chosen)
-    if as_json:
-        print_json({"profile": str(target), "rows": count, "points": [point_json(point) for point in points]})
-    else:
-        console().print(f"{count} operating points in {target}; every load in {report}", markup=False)
+    document = {"profile": str(target), "rows": count, "points": [point_json(point) for point in points]}
+    respond(as_json, document, f"{count} operating points in {target}; every load in {report}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +219,3 @@ def _integers(field: str, text: str) -> tuple[int, ...]:
     if any(number != int(number) for number in found):
         raise SettingError("not whole numbers", field=field, value=text, remedy="e.g. 1,2,8")
     return tuple(int(number) for number in found)
-
-
-def _print_line(line: str) -> None:
-    console().print(line, markup=False)
-
-
-def _discard(line: str) -> None:
-    """The answer is one JSON document: nothing else is printed."""

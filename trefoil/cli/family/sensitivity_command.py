@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from trefoil.cli.family.commands import Shapes, parse_shapes
 from trefoil.cli.family.measured_operators import OperatorMeasurement, variant_of
 from trefoil.cli.family.stage_models import write_stage_models
 from trefoil.cli.options import folder_to_write
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, grid, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, grid, respond, show
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import BinaryMissing, CatalogError
 from trefoil.installation import triton_environment
@@ -83,7 +83,7 @@ def sensitivity(
         where = repository or model.absolute().parent.parent.parent
         measurement = OperatorMeasurement(
             model, agent, device, slice_type, clock, window, replace, where, Path(state_dir),
-            triton_environment() / "bin" / "python", _discard if as_json else _print_line,
+            triton_environment() / "bin" / "python", (lambda _line: None) if as_json else show,
         )  # fmt: skip
         kind, scores = asyncio.run(measurement.scores(graph, costs))
     if stages > 1:
@@ -95,10 +95,10 @@ def sensitivity(
     if variant is not None:
         _write(model, variant.name, kind, scores, cut)
     _draw(scores, name, out)
-    if as_json:
-        print_json({**found, "stages": [asdict(one) for one in cut], "scores": [asdict(one) for one in scores]})
-    else:
-        _print(found, scores, cut, f"{out}/{name}.csv")
+    document = {**found, "stages": [asdict(one) for one in cut], "scores": [asdict(one) for one in scores]}
+    columns = ("operator", "number", "part of the time", "score from", "mean", "to")
+    table = grid("", columns, _kinds(scores))
+    respond(as_json, document, table, *_lines(found, scores, cut, f"{out}/{name}.csv"))
 
 
 def costs_of(model: Path, shapes: dict[str, tuple[int, ...]]) -> "Sequence[OperatorCost]":
@@ -150,21 +150,20 @@ def _draw(scores: "Sequence[OperatorScore]", name: str, out: Path) -> None:
     plots.lines({name: lines}, out, name, "time within a pass at the highest clock [ms]", "dLatency/dFrequency")
 
 
-def _print(
+def _lines(
     found: Mapping[str, Any], scores: "Sequence[OperatorScore]", cut: "Sequence[GraphStage]", table: str
-) -> None:
-    console().print(grid("", ("operator", "number", "part of the time", "score from", "mean", "to"), _kinds(scores)))
-    _print_line(
+) -> Iterator[str]:
+    yield (
         f"{found['operators']} operators, {found['time_ms']:.3g} ms, s = {found['s']:.3f}; insensitive (score < 1): "
         f"{found['insensitive_share']:.0%} of them, {found['insensitive_time_share']:.0%} of the time. Each in "
         f"{table}; times and scores:"
     )
     for source, number in Counter(one.source for one in scores).most_common():
-        _print_line(f"  {number} {source}")
+        yield f"  {number} {source}"
     if not any(one.samples for one in scores):
-        _print_line("--agent HOST:PORT measures, on a node whose GPU's clock may be set")
+        yield "--agent HOST:PORT measures, on a node whose GPU's clock may be set"
     for at, one in enumerate(cut):
-        _print_line(
+        yield (
             f"stage {at}: {len(one.operators)} operators, {one.time_ms:.3g} ms, s = {one.s:.3f}, "
             f"{one.memory_mib:.3g} MiB of weights, {', '.join(one.inputs)} -> {', '.join(one.outputs)}"
         )
@@ -183,11 +182,3 @@ def _kinds(scores: "Sequence[OperatorScore]") -> list[list[str]]:
         share = sum(one.time_ms for one in those) / total_ms
         rows.append([kind, str(len(those)), f"{share:.1%}", f"{min(found):.2f}", f"{mean:.2f}", f"{max(found):.2f}"])
     return rows
-
-
-def _print_line(line: str) -> None:
-    console().print(line, markup=False, soft_wrap=True)
-
-
-def _discard(line: str) -> None:
-    """The answer is one JSON document: nothing else is printed."""

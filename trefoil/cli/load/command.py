@@ -10,7 +10,7 @@ import typer
 
 from trefoil.cli.family.commands import Shapes, parse_shapes
 from trefoil.cli.options import BinS, Column, TimeColumn, TimeUnit, file_to_write
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, respond, show
 from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS
@@ -81,11 +81,8 @@ def load(
     if out is not None:
         result.write(out, objective_ms, quantile)
     summary = result.summary(objective_ms, quantile)
-    if as_json:
-        print_json(asdict(summary) | {"metered": None if metered is None else asdict(metered)})
-    else:
-        for line in [*_summary_lines(summary), *([] if address else [_metered_line(metered)])]:
-            console().print(line)
+    document = asdict(summary) | {"metered": None if metered is None else asdict(metered)}
+    respond(as_json, document, *_summary_lines(summary), *([] if address else [_metered_line(metered)]))
 
 
 async def _metered(state_dir: Path, family: str, result: "LoadResult") -> "Metered | None":
@@ -162,7 +159,7 @@ async def _run_until_signal(spec: "LoadSpec", target: str, *, quiet: bool) -> "L
             return
         printed_s = now.elapsed_s
         p95 = "-" if now.latency_ms_p95 is None else f"{now.latency_ms_p95:.0f}"
-        console().print(
+        show(
             f"{now.elapsed_s:5.0f} of {now.duration_s:.0f} s: {now.answered_per_s:.0f} answers/s, p95 {p95} ms, "
             f"{now.answered} answered, {now.failed} failed, {now.in_flight} in flight"
         )

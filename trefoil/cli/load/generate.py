@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, respond
 from trefoil.cli.system_client import connect_system
 
 if TYPE_CHECKING:
@@ -35,11 +35,8 @@ def generate(
                 console().out(piece.text, end="")
     if answer is None:
         return
-    if as_json:
-        told = {name: value for name, value in asdict(answer).items() if name != "outputs"}
-        print_json({"prompt": prompt, "text": "".join(pieces)} | told)
-    else:
-        console().print(f"\n{_cost(answer)}", markup=False)
+    told = {name: value for name, value in asdict(answer).items() if name != "outputs"}
+    respond(as_json, {"prompt": prompt, "text": "".join(pieces)} | told, f"\n{_cost(answer)}")
 
 
 async def _inference(state_dir: Path) -> str:

@@ -3,11 +3,12 @@
 from typing import Annotated, Any, Final
 
 import typer
+from rich.table import Table
 
 from protos.controller.v1 import controller_pb2
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import HERE, SystemAddress, of_system
-from trefoil.cli.output import AsJson, console, grid, print_json
+from trefoil.cli.output import AsJson, grid, respond
 from trefoil.cli.system_client import call_system
 from trefoil.core.errors import NotFound, SettingError, one_of
 from trefoil.core.objective import Budget, whose_budget
@@ -53,14 +54,10 @@ def budget_set(
     request = controller_pb2.SetBudgetRequest(budget=codec.to_proto(budget), reset=reset)
     answer = call_system(where, lambda system: system.call("SetBudget", request))
     rows = budget_rows([answer.use] if answer.HasField("use") else [])
-    if as_json_:
-        print_json({"budget": rows[0] if rows else None})
-    elif rows:
-        _print(rows)
-        if rows[0]["joules"] == 0:
-            console().print("nothing is booked to it today: check the names, unless it has sent no request yet")
-    else:
-        console().print(f"{whose_budget(tenant, family)}: no budget, as in the settings", markup=False)
+    unbooked = rows and rows[0]["joules"] == 0
+    note = ["nothing is booked to it today: check the names, unless it has sent no request yet"] if unbooked else []
+    shown = [_table(rows), *note] if rows else [f"{whose_budget(tenant, family)}: no budget, as in the settings"]
+    respond(as_json_, {"budget": rows[0] if rows else None}, *shown)
 
 
 @app.command("clear")
@@ -71,10 +68,8 @@ def budget_clear(
     """Take a budget away; requests that it refuses are served within seconds."""
     request = controller_pb2.ClearBudgetRequest(tenant=tenant, family=family)
     call_system(where, lambda system: system.call("ClearBudget", request))
-    if as_json_:
-        print_json({"cleared": {"tenant": tenant, "family": family}})
-    else:
-        console().print(f"{whose_budget(tenant, family)}: no budget", markup=False)
+    cleared = {"cleared": {"tenant": tenant, "family": family}}
+    respond(as_json_, cleared, f"{whose_budget(tenant, family)}: no budget")
 
 
 @app.command("list")
@@ -82,12 +77,7 @@ def budget_clear(
 def budget_list(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """List all budgets, with what of each is spent today and its rung."""
     rows = budget_rows(call_system(where, lambda system: system.budgets()).budgets)
-    if as_json_:
-        print_json({"budgets": rows})
-    elif rows:
-        _print(rows)
-    else:
-        console().print("no budgets: trefoil budget set")
+    respond(as_json_, {"budgets": rows}, _table(rows) if rows else "no budgets: trefoil budget set")
 
 
 @app.command("show")
@@ -103,14 +93,11 @@ def budget_show(
         wanted = whose_budget(tenant, family)
         remedy = one_of(known, wanted, none="trefoil budget set")
         raise NotFound("no such budget", field="--tenant, --family", value=wanted, remedy=remedy)
-    if as_json_:
-        print_json({"budgets": found})
-    else:
-        _print(found)
+    respond(as_json_, {"budgets": found}, _table(found))
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    table = [
+def _table(rows: list[dict[str, Any]]) -> Table:
+    cells = [
         (
             row["tenant"] or "(all)",
             row["family"] or "(all)",
@@ -123,7 +110,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
         for row in rows
     ]
-    console().print(grid("Budgets", COLUMNS, table))
+    return grid("Budgets", COLUMNS, cells)
 
 
 def _of_limit(spent: float | None, limit: float) -> str:

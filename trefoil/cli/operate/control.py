@@ -1,6 +1,6 @@
 """Commands that change what the controller does: objective, mode, freeze, pin, rollback, replan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from protos.controller.v1 import controller_pb2
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import HERE, SystemAddress, of_system, parse_number, read_plan
-from trefoil.cli.output import AsJson, as_json, console, print_held, print_json
+from trefoil.cli.output import AsJson, as_json, held_lines, respond
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, one_of
 from trefoil.core.objective import NO_TOKEN_SLO, SETTING_NAMES, ActMode, Objective, ObjectiveMode, objective_text
@@ -179,10 +179,7 @@ def _set_one(family: str, wanted: WantedChange | None, where: SystemAddress, as_
         return await system.set_objective(with_changes(await _before(system, name, wanted), wanted))
 
     stored, degraded = call_system(where, change)
-    if as_json_:
-        print_json({"objective": as_json(stored), "degraded": degraded})
-        return
-    _print_objectives([stored], None, degraded)
+    respond(as_json_, {"objective": as_json(stored), "degraded": degraded}, *_lines([stored], None, degraded))
 
 
 async def _before(system: ControllerClient, family: str, wanted: WantedChange) -> Objective:
@@ -245,10 +242,8 @@ def objective_show(
     if family and family not in known:
         raise NotFound("no such family is served", field="--family", value=family, remedy=one_of(known, family))
     stored = [each for each in stored if family in ("", each.family)]
-    if as_json_:
-        print_json({"objectives": [as_json(each) for each in stored], "max_watts": max_watts or None})
-    else:
-        _print_objectives(stored, max_watts)
+    document = {"objectives": as_json(stored), "max_watts": max_watts or None}
+    respond(as_json_, document, *_lines(stored, max_watts))
 
 
 @objective.command("fleet")
@@ -267,36 +262,29 @@ def objective_fleet(
         raise SettingError("one of the two", field="--max-watts", value=max_watts, remedy="drop --no-max-watts")
     if reset and (no_max_watts or max_watts is not None):
         raise SettingError("goes back to the settings", field="--reset", remedy="give it alone")
-    if reset:
-        _print_answer(
-            call_system(where, lambda system: system.set_objectives((), None, reset_max_watts=True)), as_json_
-        )
-        return
-    if max_watts is None and not no_max_watts:
+    if max_watts is None and not (no_max_watts or reset):
         _, cap = call_system(where, lambda system: system.objectives())
         _print_values({"max_watts": cap or None}, as_json_)
         return
-    _print_answer(call_system(where, lambda system: system.set_objectives((), max_watts or 0.0)), as_json_)
+    wanted_w = None if reset else max_watts or 0.0
+    _print_answer(call_system(where, lambda system: system.set_objectives((), wanted_w, reset)), as_json_)
 
 
 def _print_answer(answer: Any, as_json_: bool) -> None:
     stored = [codec.from_proto(each) for each in answer.objectives]
-    if as_json_:
-        found = {"objectives": [as_json(each) for each in stored], "max_watts": answer.max_watts or None}
-        print_json(found | {"degraded": answer.degraded})
-        return
-    _print_objectives(stored, answer.max_watts, answer.degraded)
+    document = {"objectives": as_json(stored), "max_watts": answer.max_watts or None, "degraded": answer.degraded}
+    respond(as_json_, document, *_lines(stored, answer.max_watts, answer.degraded))
 
 
-def _print_objectives(stored: Sequence[Objective], max_watts: float | None, degraded: str = "") -> None:
+def _lines(stored: Sequence[Objective], max_watts: float | None, degraded: str = "") -> Iterator[str]:
     """`max_watts` None: the cap is not spoken of; 0: there is none."""
     for each in stored:
         params = "".join(f"; {name} {value:g}" for name, value in sorted(each.params.items()))
-        console().print(f"{objective_text(each)}{params} (number {each.number})", markup=False)
+        yield f"{objective_text(each)}{params} (number {each.number})"
     if max_watts is not None:
-        console().print(f"fleet: {max_watts:g} W at most" if max_watts else "fleet: no cap on its watts")
+        yield f"fleet: {max_watts:g} W at most" if max_watts else "fleet: no cap on its watts"
     if degraded:
-        console().print(f"the fleet cannot meet it: {degraded}", markup=False)
+        yield f"the fleet cannot meet it: {degraded}"
 
 
 @of_system
@@ -341,25 +329,22 @@ def _set_service(method: str, family: str, where: SystemAddress, as_json_: bool)
     request, stopped = getattr(controller_pb2, f"{method}Request")(family=family), method == "StopFamily"
     answer = call_system(where, lambda system: system.call(method, request))
     degraded = "" if stopped else answer.degraded
-    if as_json_:
-        print_json({"family": family, "stopped": stopped, "held": answer.held, "degraded": degraded})
-        return
-    console().print(f"{family} is {'out of service' if stopped else 'in service'}", markup=False)
-    print_held(answer.held)
-    if degraded:
-        console().print(f"the fleet cannot meet its objective: {degraded}", markup=False)
+    document = {"family": family, "stopped": stopped, "held": answer.held, "degraded": degraded}
+    state = f"{family} is {'out of service' if stopped else 'in service'}"
+    respond(as_json_, document, state, *held_lines(answer.held), *_degraded_lines(degraded))
 
 
 def _allocate(method: str, family: str, device: str, where: SystemAddress, as_json_: bool) -> None:
     request = getattr(controller_pb2, f"{method}Request")(family=family, device=device)
     answer = call_system(where, lambda system: system.call(method, request))
     shared = {one.device: one.sharing_factor for one in answer.devices}
-    if as_json_:
-        print_json({"family": family, "devices": shared, "degraded": answer.degraded})
-        return
-    console().print(f"{family} may use " + ", ".join(f"{name} (shared by {n})" for name, n in shared.items()))
-    if answer.degraded:
-        console().print(f"the fleet cannot meet its objective: {answer.degraded}")
+    document = {"family": family, "devices": shared, "degraded": answer.degraded}
+    uses = f"{family} may use " + ", ".join(f"{name} (shared by {n})" for name, n in shared.items())
+    respond(as_json_, document, uses, *_degraded_lines(answer.degraded))
+
+
+def _degraded_lines(degraded: str) -> list[str]:
+    return [f"the fleet cannot meet its objective: {degraded}"] if degraded else []
 
 
 @of_system
@@ -430,27 +415,18 @@ def replan(
     """Decide now, whatever the triggers say, and show the result. Modes, freeze and pin hold as ever."""
     request = controller_pb2.ReplanRequest(cause=cause, why=why)
     answer = call_system(where, lambda system: system.call("Replan", request))
-    found = {
-        "decision": answer.decision_id,
-        "outcome": answer.outcome,
-        "effect": answer.effect,
-        "why": answer.why,
-        "revision": as_json(answer.revision),
-    }
-    if as_json_:
-        print_json(found)
-        return
-    revision = answer.revision
-    console().print(f"decision {answer.decision_id}: {answer.outcome} ({answer.effect})", markup=False)
-    console().print(f"plan in force: {revision.epoch}.{revision.number}")
-    console().print(f"why: {answer.why}", markup=False)
+    found = {"decision": answer.decision_id} | {name: getattr(answer, name) for name in ("outcome", "effect", "why")}
+    respond(
+        as_json_,
+        found | {"revision": as_json(answer.revision)},
+        f"decision {answer.decision_id}: {answer.outcome} ({answer.effect})",
+        f"plan in force: {answer.revision.epoch}.{answer.revision.number}",
+        f"why: {answer.why}",
+    )
 
 
 def _print_values(values: dict[str, Any], as_json_: bool) -> None:
-    if as_json_:
-        print_json(values)
-    else:
-        console().print(", ".join(f"{key}: {_value_text(value)}" for key, value in values.items()))
+    respond(as_json_, values, ", ".join(f"{key}: {_value_text(value)}" for key, value in values.items()))
 
 
 def _value_text(value: Any) -> str:

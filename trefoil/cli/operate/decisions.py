@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from protos.controller.v1 import controller_pb2
 from trefoil.cli.options import HERE, SystemAddress, of_system
-from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json, slow
+from trefoil.cli.output import AsJson, as_json, grid, plan_table, respond, slow
 from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, system_error
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
@@ -31,21 +30,16 @@ def rollout(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show how far the rollout is that leads to the plan in force."""
     answer = call_system(where, lambda system: system.plan())
     now: Rollout = codec.from_proto(answer.rollout)
-    if as_json_:
-        print_json({"rollout": as_json(now), "plan": as_json(answer.plan.revision)})
-        return
-    out = console()
-    target = now.target
-    out.print(
-        f"rollout of plan {target.epoch}.{target.number}: {now.state.name.lower()}, step {now.step} of {now.steps}"
+    target, floors = now.target, sorted(now.capacity_floor_per_s.items())
+    respond(
+        as_json_,
+        {"rollout": as_json(now), "plan": as_json(answer.plan.revision)},
+        f"rollout of plan {target.epoch}.{target.number}: {now.state.name.lower()}, step {now.step} of {now.steps}",
+        *([f"moving: {', '.join(key.name for key in now.moving)}"] if now.moving else []),
+        *(f"capacity never below {floor:.1f}/s for {family}" for family, floor in floors),
+        f"spent: {now.spent_j:.0f} J",
+        *([f"why: {now.why}"] if now.why else []),
     )
-    if now.moving:
-        out.print(f"moving: {', '.join(key.name for key in now.moving)}", markup=False)
-    for family, floor in sorted(now.capacity_floor_per_s.items()):
-        out.print(f"capacity never below {floor:.1f}/s for {family}")
-    out.print(f"spent: {now.spent_j:.0f} J")
-    if now.why:
-        out.print(f"why: {now.why}", markup=False)
 
 
 def show_decision(decision_id: str, where: SystemAddress, as_json_: bool) -> None:
@@ -58,17 +52,16 @@ def show_decision(decision_id: str, where: SystemAddress, as_json_: bool) -> Non
     answer = call_system(where, fetch)
     record: DecisionRecord = codec.from_proto(answer.decision)
     made: Plan | None = codec.from_proto(answer.made) if answer.HasField("made") else None
-    if as_json_:
-        print_json({"decision": as_json(record), "plan": as_json(made) if made is not None else None})
-        return
-    out = console()
-    out.print(f"decision {record.id} of policy {record.policy}, trigger {record.trigger}", markup=False)
-    out.print(f"outcome: {record.versions.get('outcome', '-')} ({record.versions.get('effect', '-')})", markup=False)
-    out.print(f"took {record.solve_ms:.0f} ms" + (", hit the wall limit" if record.wall_limit_hit else ""))
-    if made is not None:
-        out.print(grid("Planned", ("device", "target", "slices"), plan_rows(made)))
-    out.print(f"why: {record.why}", markup=False)
-    out.print(f"take it again with `trefoil replay {record.id}`", markup=False)
+    respond(
+        as_json_,
+        {"decision": as_json(record), "plan": as_json(made) if made is not None else None},
+        f"decision {record.id} of policy {record.policy}, trigger {record.trigger}",
+        f"outcome: {record.versions.get('outcome', '-')} ({record.versions.get('effect', '-')})",
+        f"took {record.solve_ms:.0f} ms" + (", hit the wall limit" if record.wall_limit_hit else ""),
+        *([plan_table("Planned", made)] if made is not None else []),
+        f"why: {record.why}",
+        f"take it again with `trefoil replay {record.id}`",
+    )
 
 
 def show_decisions(since_s: float, where: SystemAddress, as_json_: bool) -> None:
@@ -79,13 +72,8 @@ def show_decisions(since_s: float, where: SystemAddress, as_json_: bool) -> None
 
     records, answer = call_system(where, fetch)
     rows = decision_rows(records, codec.from_proto(answer.rollout))
-    if as_json_:
-        print_json({"since_s": since_s, "decisions": rows})
-        return
-    if not rows:
-        console().print(f"no decision since {format_time(since_s)}")
-        return
-    console().print(decisions_table(rows))
+    shown = decisions_table(rows) if rows else f"no decision since {format_time(since_s)}"
+    respond(as_json_, {"since_s": since_s, "decisions": rows}, shown)
 
 
 def decisions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -94,9 +82,7 @@ def decisions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         (one["id"], format_time(round(one["at_s"])), one["trigger"], one["plan"] or "-", one["came_of_it"], one["why"])
         for one in rows
     ]
-    return grid(
-        "Decisions", ("decision", "at", "trigger", "plan", "outcome", "why"), [tuple(map(escape, c)) for c in cells]
-    )
+    return grid("Decisions", ("decision", "at", "trigger", "plan", "outcome", "why"), cells)
 
 
 @of_system
@@ -134,12 +120,7 @@ def explain_request(
             return await system.explain_request(channel, await system.family(family), wanted)
 
     answer = call_system(where, ask)
-    if as_json_:
-        print_json(_explanation(answer))
-        return
-    out = console()
-    out.print(answer.why, markup=False, soft_wrap=True)
-    out.print(f"router {answer.router}, {answer.waiting} waiting, table {answer.table.epoch}.{answer.table.number}")
+    state = f"router {answer.router}, {answer.waiting} waiting, table {answer.table.epoch}.{answer.table.number}"
     rows = [
         (
             one.target.slice.device,
@@ -154,7 +135,7 @@ def explain_request(
         for one in answer.targets
     ]
     columns = ("device", "slice", "variant", "accuracy", "share", "taken", "score", "why")
-    out.print(grid("Targets, best first", columns, rows))
+    respond(as_json_, _explanation(answer), answer.why, state, grid("Targets, best first", columns, rows))
 
 
 def _explanation(answer: Any) -> dict[str, Any]:
@@ -196,12 +177,8 @@ def replay(
     """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
     mine, folder = own or (), Path(where.state_dir)
     results = replay_kept(decision, where, mine) if where.controller else replay_decisions(decision, folder, mine)
-    if as_json_:
-        print_json([asdict(result) for result in results])
-    else:
-        for result in results:
-            for line in _replay_lines(result):
-                console().print(line, markup=False, soft_wrap=True)
+    lines = (line for result in results for line in _replay_lines(result))
+    respond(as_json_, [asdict(result) for result in results], *lines)
     if not all(result.equal for result in results):
         raise typer.Exit(1)
 

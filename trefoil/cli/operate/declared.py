@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from controller.settings import BudgetSettings, ObjectiveSettings, act_mode_name
 from protos.controller.v1 import controller_pb2
 from trefoil.cli.options import HERE, SystemAddress, of_system
-from trefoil.cli.output import AsJson, console, print_held, print_json, writing
+from trefoil.cli.output import AsJson, held_lines, print_json, respond, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.objective import ActMode, Objective
@@ -45,7 +45,7 @@ Prune = Annotated[
 def diff(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show what `apply` would change. Exit code 0: nothing, 1: something, 2: the file or the system cannot be used."""
     answer = _apply(file, prune, where, dry_run=True)
-    _print(answer, as_json_, "nothing differs")
+    _print(answer, as_json_, ["nothing differs"])
     if answer.changes:
         raise typer.Exit(DIFFERS)
 
@@ -56,12 +56,9 @@ def apply(file: File, prune: Prune = False, where: SystemAddress = HERE, as_json
     families and budgets with --prune. Says so when the fleet cannot meet it; the last good plan stays then.
     """
     answer = _apply(file, prune, where, dry_run=False)
-    _print(answer, as_json_, "nothing changed")
-    if as_json_:
-        return
-    print_held(answer.held if answer.changes else "")
-    if answer.degraded:
-        console().print(f"the fleet cannot meet it: {answer.degraded}", markup=False)
+    held = held_lines(answer.held if answer.changes else "")
+    degraded = [f"the fleet cannot meet it: {answer.degraded}"] if answer.degraded else []
+    _print(answer, as_json_, ["nothing changed"], *held, *degraded)
 
 
 @of_system
@@ -130,12 +127,8 @@ def _apply(file: Path, prune: bool, where: SystemAddress, *, dry_run: bool) -> A
         raise SettingError(f"{file}: {error}") from error
 
 
-def _print(answer: Any, as_json_: bool, none: str) -> None:
+def _print(answer: Any, as_json_: bool, none: list[str], *more: str) -> None:
+    """Print the changes, or `none` where there are none, and more lines."""
     changes = [{"field": one.field, "now": one.now, "wanted": one.wanted} for one in answer.changes]
-    if as_json_:
-        print_json({"changes": changes, "degraded": answer.degraded, "held": answer.held})
-        return
-    for one in changes:
-        console().print("{field}: {now} -> {wanted}".format(**one), markup=False)
-    if not changes:
-        console().print(none)
+    lines = [f"{one.field}: {one.now} -> {one.wanted}" for one in answer.changes] or none
+    respond(as_json_, {"changes": changes, "degraded": answer.degraded, "held": answer.held}, *lines, *more)

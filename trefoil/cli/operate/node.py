@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from rich.markup import escape
 
 import trefoil
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import RUNNING, ServiceAddress, Sets, of_service, parse_sets, read_plan
-from trefoil.cli.output import AsJson, as_json, console, grid, power_text, print_json
+from trefoil.cli.output import AsJson, as_json, grid, power_text, respond
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import ClockLease, NodeStatus
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.config import load
-from trefoil.tables import Grid
 
 T = TypeVar("T")
 UNIT_SETTINGS: Final = Path("/etc/trefoil/power-agent.toml")
@@ -74,38 +72,29 @@ def call_agent(where: ServiceAddress, work: Callable[[AgentClient], Awaitable[T]
 def show(where: ServiceAddress = RUNNING, as_json_: AsJson = False) -> None:
     """Show the node: devices, slices, clocks, what the agent can and cannot do here."""
     status = call_agent(where, AgentClient.status)
-    if as_json_:
-        print_json({"node": as_json(status)})
-        return
-    out = console()
     kind = " (SIMULATED)" if status.simulated else ""
-    out.print(f"node {status.node}{kind}, zone {status.zone or '-'}, obeys epoch {status.highest_epoch_seen}")
-    out.print(f"can: {', '.join(status.capabilities) or 'nothing'}")
-    for missing in status.missing:
-        out.print(f"cannot: {missing}", markup=False)
     rows = []
     for device in status.devices:
         lease = device.clock_lease
         clock = f"{device.clock_mhz} MHz" if device.clock_mhz else "-"
         held = f", {_leased(lease)} by {lease.holder}" if lease else ""
         notes = "; ".join([*([f"cordon: {device.cordon}"] if device.cordon else []), *device.drift])
-        rows.append(
-            (
-                device.device,
-                device.type.name,
-                device.state.name,
-                clock + held,
-                power_text(device),
-                notes or "-",
-            )
-        )
-    out.print(grid("Devices", ("device", "type", "state", "clock", "power", "notes"), rows))
+        kinds = (device.type.name, device.state.name)
+        rows.append((device.device, *kinds, clock + held, power_text(device), notes or "-"))
     slices = [
         (part.key.name, part.state.name, "+".join(h.variant for h in part.hosted), part.why or "-")
         for device in status.devices
         for part in device.slices
     ]
-    out.print(grid("Slices", ("slice", "state", "serves", "why"), slices))
+    respond(
+        as_json_,
+        {"node": as_json(status)},
+        f"node {status.node}{kind}, zone {status.zone or '-'}, obeys epoch {status.highest_epoch_seen}",
+        f"can: {', '.join(status.capabilities) or 'nothing'}",
+        *(f"cannot: {missing}" for missing in status.missing),
+        grid("Devices", ("device", "type", "state", "clock", "power", "notes"), rows),
+        grid("Slices", ("slice", "state", "serves", "why"), slices),
+    )
 
 
 def preview(
@@ -125,12 +114,10 @@ def preview(
 
     answer = call_agent(where, dry_run)
     steps = [(codec.from_proto(step.slice), step.verb, step.why) for step in answer.steps]
-    if as_json_:
-        rows = [{"slice": as_json(key), "verb": verb, "why": why} for key, verb, why in steps]
-        print_json({"changed": answer.changed, "steps": rows})
-        return
-    rows_ = [(key.name if key.slice_type else key.device, verb, why) for key, verb, why in steps]
-    console().print(grid("Steps", ("where", "step", "why"), rows_) if rows_ else "nothing to do")
+    document = [{"slice": as_json(key), "verb": verb, "why": why} for key, verb, why in steps]
+    rows = [(key.name if key.slice_type else key.device, verb, why) for key, verb, why in steps]
+    shown = grid("Steps", ("where", "step", "why"), rows) if rows else "nothing to do"
+    respond(as_json_, {"changed": answer.changed, "steps": document}, shown)
 
 
 def drain(
@@ -153,11 +140,8 @@ def drain(
 
     status = call_agent(where, change)
     devices = [d for d in status.devices if device in ("", d.device)]
-    if as_json_:
-        print_json({"devices": [as_json(d) for d in devices]})
-        return
     rows = [(d.device, d.cordon or "in service", str(len(d.slices))) for d in devices]
-    console().print(grid("Devices", ("device", "service", "slices left"), rows))
+    respond(as_json_, {"devices": as_json(devices)}, grid("Devices", ("device", "service", "slices left"), rows))
 
 
 async def _wait_until_empty(agent: AgentClient, device: str, wait_s: float) -> NodeStatus:
@@ -208,10 +192,8 @@ def reset(
 
 def _print_unproven(status: NodeStatus, as_json_: bool) -> None:
     left = [why.partition(": ")[2] for why in status.missing if why.startswith("unproven: ")]
-    if as_json_:
-        print_json({"node": status.node, "unproven": left})
-        return
-    console().print(f"{status.node}: {left[0] if left else 'all that runs here is of its agent'}", markup=False)
+    said = f"{status.node}: {left[0] if left else 'all that runs here is of its agent'}"
+    respond(as_json_, {"node": status.node, "unproven": left}, said)
 
 
 def clocks(
@@ -238,10 +220,8 @@ def clocks(
         return (await agent.call("SetClocks", request)).lease
 
     lease = codec.from_proto(call_agent(where, change))
-    if as_json_:
-        print_json({"lease": as_json(lease)})
-    else:
-        console().print(f"{lease.device}: {_leased(lease)} for {ttl_s:g} s, held by {lease.holder}")
+    said = f"{lease.device}: {_leased(lease)} for {ttl_s:g} s, held by {lease.holder}"
+    respond(as_json_, {"lease": as_json(lease)}, said)
 
 
 def _leased(lease: ClockLease) -> str:
@@ -258,10 +238,7 @@ def unlock(
 ) -> None:
     """End a lease of clocks or power limit before its time."""
     call_agent(where, lambda agent: agent.command("ReleaseClocks", device=device, holder=holder))
-    if as_json_:
-        print_json({"released": device})
-    else:
-        console().print(f"{device}: released")
+    respond(as_json_, {"released": device}, f"{device}: released")
 
 
 def energy(
@@ -298,15 +275,10 @@ def doctor(
 
     path = config or (UNIT_SETTINGS if UNIT_SETTINGS.is_file() else None)
     found = examine(load(PowerAgentSettings, path, "TREFOIL_POWER_AGENT_", parse_sets(sets)))
-    if as_json_:
-        print_json({"trefoil": trefoil.__version__} | found.document())
-    else:
-        table = Grid(title="Doctor" + (" (SIMULATED)" if found.simulated else ""), title_justify="left")
-        for column in ("what", "", "seen", "what fixes it"):
-            table.add_column(column, overflow="fold")
-        for one in found.findings:
-            table.add_row(*(escape(text) for text in (one.subject, one.verdict, one.seen, one.remedy or "-")))
-        console().print(table)
+    title = "Doctor" + (" (SIMULATED)" if found.simulated else "")
+    rows = [(one.subject, one.verdict, one.seen, one.remedy or "-") for one in found.findings]
+    table = grid(title, ("what", "", "seen", "what fixes it"), rows)
+    respond(as_json_, {"trefoil": trefoil.__version__} | found.document(), table)
     if not found.healthy:
         raise typer.Exit(1)
 

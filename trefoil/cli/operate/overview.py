@@ -144,22 +144,17 @@ def receipt_lines(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def served_table(found: Mapping[str, Any]) -> Table:
-    """What was served of late: a row for each family, and for each class where it has any; red is missed."""
+def served_tables(found: Mapping[str, Any]) -> list[Table]:
+    """What was served of late, a row for each family and for each class where it has any; and the tokens, where
+    families stream any. Red is missed."""
     objectives = {o["family"]: codec.from_plain(Objective, o) for o in found["objectives"]}
-    rows = [_served_cells(one, objectives.get(one["family"])) for one in found["served"]["by_class"]]
-    return grid(f"Served, last {found['served']['window_s']:.0f} s", SERVED_COLUMNS, rows)
-
-
-def tokens_table(found: Mapping[str, Any]) -> Table | None:
-    """Tokens of what was served of late, where families stream any; red is missed."""
-    objectives = {o["family"]: codec.from_plain(Objective, o) for o in found["objectives"]}
-    rows = [
-        _token_cells(one, one["tokens"], promises(one, objectives.get(one["family"])).slow)
-        for one in found["served"]["by_class"]
-        if one["tokens"]
-    ]
-    return grid(f"Tokens, last {found['served']['window_s']:.0f} s", TOKEN_COLUMNS, rows) if rows else None
+    by_class, window = found["served"]["by_class"], f"last {found['served']['window_s']:.0f} s"
+    rows = [_served_cells(one, objectives.get(one["family"])) for one in by_class]
+    tables = [grid(f"Served, {window}", SERVED_COLUMNS, rows, markup=True)]
+    if streams := [one for one in by_class if one["tokens"]]:
+        rows = [_token_cells(one, one["tokens"], promises(one, objectives.get(one["family"])).slow) for one in streams]
+        tables.append(grid(f"Tokens, {window}", TOKEN_COLUMNS, rows, markup=True))
+    return tables
 
 
 def _token_cells(one: Mapping[str, Any], tokens: Mapping[str, Any], slow: Sequence[str]) -> tuple[str, ...]:

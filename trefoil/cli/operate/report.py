@@ -12,7 +12,7 @@ import typer
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.operate.report_document import jobs_document, records, report_document
 from trefoil.cli.options import HERE, SystemAddress, of_system
-from trefoil.cli.output import AsJson, console, grid, writing
+from trefoil.cli.output import AsJson, grid, show, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import SettingError
 from trefoil.core.units import format_duration
@@ -58,8 +58,7 @@ def report(
     found = report_document(told) | jobs_document(fleet, now_s)
     kind = "json" if as_json_ else format_
     if kind == "text" and out is None:
-        for title, columns, rows in report_tables(found):
-            console().print(grid(title, columns, rows), markup=False)
+        show(*(grid(*table) for table in report_tables(found)))
         return
     text = {"json": _json, "csv": _csv, "html": _html, "text": _plain}[kind](found)
     if out is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.table import Table
 
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.guarded import Guarded
@@ -18,8 +19,7 @@ from trefoil.cli.operate.overview import (
     jobs_lines,
     receipt_lines,
     saving_lines,
-    served_table,
-    tokens_table,
+    served_tables,
     trouble_lines,
 )
 from trefoil.cli.options import HERE, SystemAddress, of_system
@@ -28,10 +28,11 @@ from trefoil.cli.output import (
     AsJson,
     StateDir,
     as_json,
-    console,
     grid,
-    plan_rows,
+    plan_table,
     print_json,
+    respond,
+    show,
     writing,
 )
 from trefoil.cli.run.state_directory import StatePaths
@@ -44,7 +45,7 @@ from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.jobs.planned import OpenJobs, PlannedJobs
 from trefoil.core.objective import ActMode, Objective, TenantRungs, objective_text
-from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, Route
 from trefoil.overview.budgets import BUDGETS_UNKNOWN, budget_line
 from trefoil.overview.served import order_lines
 from trefoil.overview.troubles import nodes_of
@@ -94,36 +95,28 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     if as_json_:
         print_json(found)
         return
-    out = console()
     rest = f", HTTP on {found['rest']}" if found["rest"] else ""
     serving = (
         f"serving on {found['inference']}{rest}" if found["inference"] else f"{len(found['workers'])} workers serve"
     )
     if "unknown" in found:
-        out.print(f"{found['cluster']}: {serving}; the rest is not known: {found['unknown']}", markup=False)
+        show(f"{found['cluster']}: {serving}; the rest is not known: {found['unknown']}")
     else:
         held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
-        out.print(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
+        show(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
     if found["page"]:
-        out.print(f"page: {found['page']}", markup=False, soft_wrap=True)
+        show(f"page: {found['page']}")
     rows = [(n, "yes" if ok else "NO", found["metrics"].get(n, "-")) for n, ok in found["services"].items()]
-    out.print(grid("Services", ("service", "healthy", "metrics"), rows))
-    for line in trouble_lines(found, WallClock().now_s()):
-        out.print(line, markup=False)
+    show(grid("Services", ("service", "healthy", "metrics"), rows), *trouble_lines(found, WallClock().now_s()))
     if "unknown" in found:
         return
-    for node in nodes_of(found):
-        out.print(devices_table(node))
-    out.print(served_table(found))
-    if (tokens := tokens_table(found)) is not None:
-        out.print(tokens)
+    show(*map(devices_table, nodes_of(found)), *served_tables(found))
     wanted = [objective_text(codec.from_plain(Objective, one)) for one in found["objectives"]]
     wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
     budgets = found["budgets"]
     wanted += [BUDGETS_UNKNOWN] if budgets is None else [budget_line(row) for row in budgets]
     rest_lines = [*order_lines(found), *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]
-    for line in [*wanted, *found["overrides"], *rest_lines, *jobs_lines(found, WallClock().now_s())]:
-        out.print(line, markup=False)
+    show(*wanted, *found["overrides"], *rest_lines, *jobs_lines(found, WallClock().now_s()))
 
 
 @of_system
@@ -166,26 +159,26 @@ def plan(
         "reconfigurations": dict(why.reconfigurations_by_cause),
         "exploration": _exploration(why) if why.HasField("exploration") else None,
     }
-    if as_json_:
-        print_json(document)
-        return
-    out = console()
     revision = current.revision
-    out.print(f"plan {revision.epoch}.{revision.number} of policy {current.policy}, planned for: {why.trigger}")
-    out.print(grid("Devices", ("device", "target", "slices"), plan_rows(current)))
-    for route in current.routes:
-        rows = [
-            (t.slice.device, t.slice.slice_type, t.variant, f"{100 * t.weight:.1f} %", "draining" if t.draining else "")
-            for t in route.targets
-        ]
-        out.print(grid(f"Route of {route.family}", ("device", "slice", "variant", "share", ""), rows))
-    out.print(f"why: {why.why}")
-    if current.degraded:
-        out.print(f"degraded: {current.degraded}")
-    if why.advice:
-        out.print(f"not carried out: {why.advice}")
-    if why.exploration.text:
-        out.print(why.exploration.text, markup=False)
+    respond(
+        as_json_,
+        document,
+        f"plan {revision.epoch}.{revision.number} of policy {current.policy}, planned for: {why.trigger}",
+        plan_table("Devices", current),
+        *map(_route_table, current.routes),
+        f"why: {why.why}",
+        *([f"degraded: {current.degraded}"] if current.degraded else []),
+        *([f"not carried out: {why.advice}"] if why.advice else []),
+        *filter(None, [why.exploration.text]),
+    )
+
+
+def _route_table(route: Route) -> Table:
+    rows = [
+        (t.slice.device, t.slice.slice_type, t.variant, f"{100 * t.weight:.1f} %", "draining" if t.draining else "")
+        for t in route.targets
+    ]
+    return grid(f"Route of {route.family}", ("device", "slice", "variant", "share", ""), rows)
 
 
 def _exploration(why: Any) -> dict[str, Any]:
@@ -221,11 +214,7 @@ def state_dump(
             return await decode_keys(system.state, prefix, last)
 
     found = asyncio.run(decode())
-    if as_json:
-        print_json(found)
-        return
-    for key, value in found.items():
-        console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False, soft_wrap=True)
+    respond(as_json, found, *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in found.items()))
 
 
 def _write_dump(output: Path, controller: Path | None, state_dir: str, as_json: bool) -> None:
@@ -260,11 +249,7 @@ def state_restore(
 
 
 def _print_values(values: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(values)
-        return
-    for name, value in values.items():
-        console().print(f"{name}: {value}", markup=False, soft_wrap=True)
+    respond(as_json, values, *(f"{name}: {value}" for name, value in values.items()))
 
 
 async def decode_keys(state: "State", prefix: str, last: int) -> dict[str, Any]:

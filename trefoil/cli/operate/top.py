@@ -16,12 +16,11 @@ from trefoil.cli.operate.overview import (
     devices_table,
     gather_overview,
     saving_lines,
-    served_table,
-    tokens_table,
+    served_tables,
     trouble_lines,
 )
 from trefoil.cli.options import HERE, SystemAddress, of_system
-from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.output import AsJson, respond
 from trefoil.cli.system_client import ControllerClient, call_system, connect
 from trefoil.core.errors import InvalidInput
 from trefoil.core.units import format_time
@@ -42,10 +41,7 @@ def top(
         raise InvalidInput("a screen is not a document", field="--json", remedy="add --once")
     if once:
         found = call_system(where, gather_frame)
-        if as_json_:
-            print_json(found)
-        else:
-            console().print(frame(found))
+        respond(as_json_, found, frame(found))
         return
     asyncio.run(_watch(where))
 
@@ -75,8 +71,7 @@ def frame(found: Mapping[str, Any]) -> RenderableType:
     revision = found["revision"] or {"epoch": 0, "number": 0}
     plan = f"plan {revision['epoch']}.{revision['number']} of {found['policy']}, mode {found['mode']}{held}, "
     decisions = decisions_table([{**one, "why": one["why"].partition(";")[0]} for one in reversed(found["decisions"])])
-    served = [table for table in (served_table(found), tokens_table(found)) if table is not None]
-    tables = [*map(devices_table, nodes_of(found)), *served, decisions]
+    tables = [*map(devices_table, nodes_of(found)), *served_tables(found), decisions]
     for table in tables:
         table.box = box.SIMPLE_HEAD
     return Group(

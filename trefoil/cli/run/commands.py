@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from trefoil.cli.options import OF_THE_POLICY, Config, PortOffset, Sets, Workers, non_empty, of_policy, parse_sets
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, respond, show
 from trefoil.core.errors import StartError
 
 UP_CONFIG: Final = Path("deploy/config/up.toml")
@@ -46,7 +46,7 @@ def up(
             for line in pipe:
                 message = json.loads(line)
                 if "say" in message and not as_json:
-                    console().print(message["say"])
+                    show(message["say"])
                 failure = message.get("error", failure)
                 ready = message if "ready" in message else ready
     except KeyboardInterrupt:
@@ -59,17 +59,16 @@ def up(
         child.wait()
         raise StartError(failure or f"the supervisor died; read {state_dir}/logs/supervisor.log")
     page = page_link(StatePaths(Path(state_dir).resolve()).running())
-    if as_json:
-        found = {"inference": ready["ready"], "first_answer_s": ready["answered_s"], "state_dir": state_dir}
-        print_json(found | {"page": page})
-    else:
-        if ready["answered_s"] is None:
-            console().print(f"up, and no slice serves on {ready['ready']} yet: `trefoil plan` says why")
-        else:
-            console().print(f"serving on {ready['ready']}: first answer {ready['answered_s']:.1f} s after the start")
-        if page:
-            console().print(f"watch it in a browser: {page}", soft_wrap=True)
-        console().print("look with `trefoil status`, load it with `trefoil load`, stop it with `trefoil down`")
+    address, answered_s = ready["ready"], ready["answered_s"]
+    respond(
+        as_json,
+        {"inference": address, "first_answer_s": answered_s, "state_dir": state_dir, "page": page},
+        f"up, and no slice serves on {address} yet: `trefoil plan` says why"
+        if answered_s is None
+        else f"serving on {address}: first answer {answered_s:.1f} s after the start",
+        *([f"watch it in a browser: {page}"] if page else []),
+        "look with `trefoil status`, load it with `trefoil load`, stop it with `trefoil down`",
+    )
 
 
 def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
@@ -78,8 +77,5 @@ def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> No
 
     lines: list[str] = []
     stopped = stop_system(Path(state_dir), lines.append)
-    if as_json:
-        print_json({"stopped": stopped, "said": lines})
-    else:
-        for line in [*lines, "stopped" if stopped else f"nothing runs in {state_dir}"]:
-            console().print(line)
+    end = "stopped" if stopped else f"nothing runs in {state_dir}"
+    respond(as_json, {"stopped": stopped, "said": lines}, *lines, end)
