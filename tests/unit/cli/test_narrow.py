@@ -28,7 +28,9 @@ def test_words_stay_whole(width):
     assert ("family: digits" in said) == (width < 60)
 
 
-@pytest.mark.parametrize("text", ["[/x] is the operator's own", "in [power_agent] of the file", "[red]", "[[families]]"])
+@pytest.mark.parametrize(
+    "text", ["[/x] is the operator's own", "in [power_agent] of the file", "[red]", "[[families]]"]
+)
 def test_texts_of_others_are_shown_as_they_are(capsys, text):
     """Reasons, names and paths may hold what rich would take for its markup, which it hides, or fails at."""
     respond(False, {}, text, grid(text, ("why",), [(text,)]))
