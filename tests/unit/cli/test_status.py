@@ -53,7 +53,9 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert "over its mean: not known, routers that go by it do without" in run(tmp_path, "status").stdout
 
 
-@pytest.mark.parametrize("place", ["carbon_feed/epoch.json.bad", "dispatcher/dispatcher/table.jsonl.bad.1"])
+@pytest.mark.parametrize(
+    "place", ["carbon_feed/epoch.json.bad", "dispatcher/dispatcher/table.jsonl.bad.1", "agent/journal.jsonl.bad"]
+)
 def test_status_names_files_that_any_service_has_set_aside(tmp_path: Path, running: Running, place: str) -> None:
     path = tmp_path / place
     path.parent.mkdir(parents=True)

@@ -332,10 +332,9 @@ def remove_runtime_files(paths: StatePaths) -> None:
     paths.node_socket.unlink(missing_ok=True)
     if paths.node_socket.parent.parent != paths.state_dir:  # a folder of the node's own, with its other files
         shutil.rmtree(paths.node_socket.parent, ignore_errors=True)
-    for folder in paths.state_dir.glob("dispatcher*"):
-        peers = (folder / "peers").resolve()
-        for sockets in (peers, temporary_folder(peers)):  # of its workers; the latter where the path is too long
-            shutil.rmtree(sockets, ignore_errors=True)
+    peers = (paths.state_dir / "dispatcher" / "peers").resolve()
+    for sockets in (peers, temporary_folder(peers)):  # of its workers; the latter where the path is too long
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 async def _run_all(work: list[Awaitable[None]]) -> None:

@@ -78,51 +78,15 @@ class _Process:
     failing: Failing | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class StatePaths:
-    """Paths under one state directory."""
+    """Paths under one state directory (see above)."""
 
-    state_dir: Path
-
-    @property
-    def lock(self) -> Path:
-        """Lock file of the state directory."""
-        return self.state_dir / "lock"
-
-    @property
-    def run(self) -> Path:
-        """Folder of the launch file and the pid files."""
-        return self.state_dir / "run"
-
-    @property
-    def launch(self) -> Path:
-        """Launch file."""
-        return self.run / "launch.json"
-
-    @property
-    def token(self) -> Path:
-        """File of the token of all admin ports."""
-        return self.run / "token"
-
-    @property
-    def read_token(self) -> Path:
-        """File of the token of the live page."""
-        return self.run / "read_token"
-
-    @property
-    def redis_url(self) -> Path:
-        """File of the address and password of Redis."""
-        return self.run / "redis_url"
-
-    @property
-    def plan_key(self) -> Path:
-        """File of the key that the controller signs plans by."""
-        return self.run / "plan.key"
-
-    @property
-    def routes_key(self) -> Path:
-        """File of the key that the dispatcher verifies plans by."""
-        return self.run / "routes.key"
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir, self.lock, self.run = state_dir, state_dir / "lock", state_dir / "run"
+        self.launch = self.run / "launch.json"
+        self.token, self.read_token = self.run / "token", self.run / "read_token"
+        self.redis_url = self.run / "redis_url"
+        self.plan_key, self.routes_key = self.run / "plan.key", self.run / "routes.key"
 
     def log(self, service: str) -> Path:
         """Log file of a service."""
@@ -197,7 +161,7 @@ class StatePaths:
 
     def set_aside(self) -> list[str]:
         """Files that services have set aside; the controller says itself what became of its own."""
-        folders = (self.state_dir / name for name in ("carbon_feed", "dispatcher", "power_agent"))
+        folders = (self.state_dir / name for name in ("carbon_feed", "dispatcher", "agent"))
         return [str(path) for folder in folders for path in sorted(folder.rglob(f"*{BAD}*"))]
 
     def read_launch(self) -> Launch | None:
