@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -60,6 +60,12 @@ class ControllerClient(ControllerReads):
     def local(self) -> "SystemClient | None":
         """This client, where the system runs in a state directory of this machine; else None."""
         return None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -223,13 +229,11 @@ async def connect_system(state_dir: Path) -> AsyncIterator[SystemClient]:
         NotFound: none runs there.
     """
     paths, began_s = StatePaths(state_dir.resolve()), WallClock().now_s()
-    client = SystemClient(paths.running())
-    try:
-        yield client
-    except Unavailable as error:
-        raise paths.with_first_errors(error, began_s) from error
-    finally:
-        await client.close()
+    async with SystemClient(paths.running()) as client:
+        try:
+            yield client
+        except Unavailable as error:
+            raise paths.with_first_errors(error, began_s) from error
 
 
 @asynccontextmanager
@@ -251,11 +255,8 @@ async def connect(where: SystemAddress) -> AsyncIterator[ControllerClient]:
     except SettingError as error:
         remedy = "write host:port, or several with commas between"
         raise SettingError("not host:port", field="--controller", value=where.controller, remedy=remedy) from error
-    client = ControllerClient({address: channel_to(address, where) for address in addresses})
-    try:
+    async with ControllerClient({address: channel_to(address, where) for address in addresses}) as client:
         yield client
-    finally:
-        await client.close()
 
 
 def channel_to(address: str, where: SystemAddress) -> grpc.aio.Channel:

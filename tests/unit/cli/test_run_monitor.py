@@ -101,7 +101,7 @@ async def test_a_rollout_that_ended_between_two_looks_is_not_taken_for_supersede
     lease = await state.acquire("controller", "test")
     assert lease is not None
     launch: Any = None  # only named by what this test does not ask
-    monitor = RunMonitor(launch, clock, _state=state)
+    monitor = RunMonitor(launch, clock, state)
     for number, before in enumerate(("unspecified", "done", "applying"), 1):
         record = DecisionRecord(
             f"1.{number}", Revision(1, number), "load", at_s=1000.0 + number, versions={"rollout_before": before}

@@ -10,21 +10,21 @@ whose spread could be shown.
 import asyncio
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from trefoil.cli.demo import report
-from trefoil.cli.demo.live_view import View, view_for
+from trefoil.cli.demo.live_view import PlainView, view_for
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.report import spread_lines
 from trefoil.cli.demo.results import Report, made_by, spread_json, write_json
 from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
 from trefoil.cli.demo.schedule import total_s
 from trefoil.cli.demo.spread import judged_by_simulation, simulate_spread
-from trefoil.cli.output import console, count_equal, print_json, respond, show, ticking
+from trefoil.cli.output import console, count_equal, respond, ticking
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import DemoScenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
@@ -37,14 +37,6 @@ from trefoil.simulator.report.result import json_safe
 MODELS: Final = "models"  # folder of a separate repository
 
 
-@dataclass(frozen=True, slots=True)
-class DemoOutcome:
-    """Outcome of a demo: all runs and the report over them."""
-
-    report: Report
-    runs: Mapping[str, PolicyRun]
-
-
 def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
     """Run every policy and write the report; returns the exit code, 1 when the run it is about missed SLO or floor.
 
@@ -53,7 +45,7 @@ def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
     clock = WallClock()
     started_at_s = clock.now_s()
     screen = console()
-    outcomes: list[DemoOutcome] = []
+    outcomes: list[tuple[Report, Mapping[str, PolicyRun]]] = []
     if as_json:
         screen.quiet = True
     try:
@@ -64,15 +56,13 @@ def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
     if code or not outcomes:
         screen.print("interrupted; everything that was started has been stopped", highlight=False)
         return code
-    outcome = outcomes[0]
-    report.write_report(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
-    if as_json:
-        print_json(outcome.report.to_json())
-        return exit_code(outcome.report)
-    found = [report.report_table(outcome.report)] if screen.is_terminal else report.report_lines(outcome.report)
+    found, runs = outcomes[0]
+    report.write_report(out, found, {name: one.series for name, one in runs.items()})
+    shown = [report.report_table(found)] if screen.is_terminal else report.report_lines(found)
     took_s = clock.now_s() - started_at_s
-    show(*found, f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)")
-    return exit_code(outcome.report)
+    written = f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)"
+    respond(as_json, found.to_json(), *shown, written)
+    return exit_code(found)
 
 
 def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
@@ -94,8 +84,10 @@ def exit_code(found: Report) -> int:
 
 
 async def _run_policies(
-    scenario: DemoScenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[DemoOutcome]
-) -> int:
+    scenario: DemoScenario, out: Path, view: PlainView, signals: ShutdownSignals, clock: Clock,
+    outcomes: list[tuple[Report, Mapping[str, PolicyRun]]],
+) -> int:  # fmt: skip
+    """Run every policy, and add the report and the runs to `outcomes`."""
     started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("report.json", "report.html"):  # an interrupted demo must not leave an older one's result
@@ -110,9 +102,9 @@ async def _run_policies(
     runs: dict[str, PolicyRun] = {}
     for number, policy in enumerate(scenario.policies, 1):
         runs[policy] = await run_policy(context, policy, scenario.slo, number)
-        write_json(out / policy / "series.json", runs[policy].to_json())
+        write_json(out / policy / "series.json", asdict(runs[policy].series))
     spread = None if scenario.fleet.real else await _simulate(context)
-    outcomes.append(DemoOutcome(_report(scenario, runs, started, spread), runs))
+    outcomes.append((_report(scenario, runs, started, spread), runs))
     return 0
 
 

@@ -54,6 +54,7 @@ class RunMonitor:
 
     launch: Launch
     clock: Clock
+    state: State
     on_snapshot: Callable[[Snapshot], Awaitable[None]] | None = None
     snapshots: list[Snapshot] = field(default_factory=list)
     changes: list[PlanChange] = field(default_factory=list)
@@ -61,20 +62,6 @@ class RunMonitor:
     _seen_sample: str = "0"
     _samples: list[EnergySample] = field(default_factory=list)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _state: State | None = None
-
-    @property
-    def state(self) -> State:
-        """Connection to Redis, one for the whole run."""
-        if self._state is None:
-            self._state = State.connect(self.launch.redis_url, self.launch.cluster, clock=self.clock)
-        return self._state
-
-    async def close(self) -> None:
-        """Close the connection to Redis."""
-        if self._state is not None:
-            await self._state.close()
-            self._state = None
 
     async def run(self) -> None:
         """Follow plan changes every TICK_S and take a snapshot every second, until cancelled."""
@@ -111,24 +98,18 @@ class RunMonitor:
         entries = await self.state.stream(self.state.keys.decisions(), DecisionRecord, self._seen_decision)
         for entry_id, decision in entries:
             self._seen_decision = entry_id
-            known = self.changes[-1].decision.revision if self.changes else None
-            if decision.revision.number and decision.revision != known:
-                before = self.changes[-1] if self.changes else None
-                if (
-                    before is not None
-                    and before.done_at_s is None
-                    and decision.versions.get("rollout_before") == "done"
-                ):
-                    await self._note_end(before, decision.at_s)  # it ended since the last look
-                self.changes.append(PlanChange(decision, decision.at_s))
+            before = self.changes[-1] if self.changes else None
+            if not decision.revision.number or (before and before.decision.revision == decision.revision):
+                continue
+            if before and before.done_at_s is None and decision.versions.get("rollout_before") == "done":
+                await self._note_end(before, decision.at_s)  # it ended since the last look
+            self.changes.append(PlanChange(decision, decision.at_s))
         if not self.changes or self.changes[-1].done_at_s is not None:
             return
         rollout = await self.state.get(self.state.keys.rollout(), Rollout)
         change = self.changes[-1]
-        if rollout is None or _revision_of(rollout) != (
-            change.decision.revision.epoch,
-            change.decision.revision.number,
-        ):
+        revision = change.decision.revision
+        if rollout is None or (rollout.target.epoch, rollout.target.number) != (revision.epoch, revision.number):
             return
         change.reconfigured = change.reconfigured or bool(rollout.moving) or rollout.spent_j > 0
         if rollout.state in FINISHED:
@@ -233,10 +214,6 @@ def plan_text(nodes: tuple[NodePlan, ...]) -> str:
             resting = device.target is DeviceState.ASLEEP
             parts.append(f"{device.device.split('/')[-1]}: {'asleep' if resting else count_equal(slices)}")
     return "; ".join(parts)
-
-
-def _revision_of(rollout: Rollout) -> tuple[int, int]:
-    return rollout.target.epoch, rollout.target.number
 
 
 async def cancel_and_wait(task: "asyncio.Task[None]") -> None:

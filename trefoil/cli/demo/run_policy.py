@@ -5,7 +5,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, median
@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from controller.planners.policy_parts import presets_of
 from controller.settings import Slo
 from trefoil import direct
-from trefoil.cli.demo.live_view import DeviceLine, RunStatus, View
+from trefoil.cli.demo.live_view import NO_PROGRESS, PlainView, RunStatus
 from trefoil.cli.demo.results import CAUSES, DemoFamilySummary, DemoSeries, DemoSummary, Exploration, PlanEvent
 from trefoil.cli.demo.run_monitor import (
     PlanChange,
@@ -27,7 +27,6 @@ from trefoil.cli.demo.run_monitor import (
     grams_by_second,
     power_by_second,
 )
-from trefoil.cli.demo.schedule import left_s
 from trefoil.cli.load.generator import LEAD_S
 from trefoil.cli.load.process import LoadPlan, LoadProcess, last_answer_at_s, merged
 from trefoil.cli.load.result import OK, LoadResult
@@ -42,7 +41,7 @@ from trefoil.core.carbon import CarbonReading
 from trefoil.core.device_types import slice_cores
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import StartError
-from trefoil.core.fleet import DeviceState, NodeStatus, SliceState
+from trefoil.core.fleet import NodeStatus, SliceState
 from trefoil.core.plan import RolloutState
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.repository import family_folder
@@ -61,7 +60,7 @@ class DemoContext:
 
     scenario: DemoScenario
     out: Path
-    view: View
+    view: PlainView
     clock: Clock
     kill_now: Callable[[], bool]
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -78,10 +77,6 @@ class PolicyRun:
     overruns: int
     simulated: bool
     triton_version: str
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of the series."""
-        return asdict(self.series)
 
 
 async def measure_p95_ms(context: DemoContext) -> dict[str, float]:
@@ -136,11 +131,19 @@ async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -
         launch = await _wait_settled(context, launcher, f"run {number} of {len(scenario.policies)}: {policy}")
         plans = _load_plans(scenario, lambda load: load.points(scenario.duration_s))
         load_process, starts_at_s = await start_load_and_trace(context, launcher, launch, plans, folder)
-        client, monitor = SystemClient(launch), RunMonitor(launch, context.clock)
+        client = SystemClient(launch)
+        monitor = RunMonitor(launch, context.clock, client.state)
         watching: asyncio.Task[None] | None = None
+
+        async def show(snapshot: Snapshot) -> None:
+            at_s, grams = snapshot.at_s - starts_at_s, await monitor.grams_since(starts_at_s, scenario.pue)
+            watts = [monitor.power_w(device.device) for node in snapshot.nodes for device in node.devices]
+            offered_per_s, progress = load_process.rate_per_s(at_s), load_process.progress() or NO_PROGRESS
+            about = (scenario, policy, number, slo, at_s, snapshot, offered_per_s, progress)
+            context.view.show(RunStatus(*about, watts=watts, grams=grams))
+
+        monitor.on_snapshot = show
         try:
-            screen = _LiveStatus(context, policy, number, slo, starts_at_s, load_process, monitor)
-            monitor.on_snapshot = screen.show
             watching = asyncio.create_task(monitor.run(), name="monitor")
             await _sleep_until(context.clock, starts_at_s - OBJECTIVE_LEAD_S)
             for family in scenario.loads:
@@ -157,7 +160,6 @@ async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -
             if watching is not None and not watching.done():
                 await cancel_and_wait(watching)
             await load_process.stop()
-            await monitor.close()
             await client.close()
 
 
@@ -223,8 +225,7 @@ async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> 
     assert launch is not None, "the launcher has started"
     answered_s = await first_answer(launcher, context.clock)
     assert answered_s is not None, "nothing stops a family here"
-    client = SystemClient(launch)
-    try:
+    async with SystemClient(launch) as client:
         give_up_s = context.clock.monotonic_s() + SETTLE_DEADLINE_S
         while (await client.plan()).rollout.state != RolloutState.DONE:
             if context.clock.monotonic_s() > give_up_s:
@@ -233,8 +234,6 @@ async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> 
                 )
                 raise launcher.paths.with_first_errors(unfinished, launch.started_at_s)
             await context.clock.sleep(POLL_S)
-    finally:
-        await client.close()
     context.view.say(f"{what}: first answer {answered_s:.1f} s after the start")
     return launch
 
@@ -492,62 +491,3 @@ async def _server_version(target: str) -> str:
 def _percentile(values: list[float], percentile: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percentile / 100))]
-
-
-class _LiveStatus:
-    """Turns snapshots of the monitor into the live view."""
-
-    def __init__(
-        self,
-        context: DemoContext,
-        policy: str,
-        number: int,
-        slo: Slo,
-        starts_at_s: float,
-        load_process: LoadProcess,
-        monitor: RunMonitor,
-    ) -> None:
-        self._context, self._policy, self._number, self._slo = context, policy, number, slo
-        self._starts_at_s, self._load, self._monitor = starts_at_s, load_process, monitor
-
-    async def show(self, snapshot: Snapshot) -> None:
-        progress = self._load.progress()
-        scenario = self._context.scenario
-        at_s = snapshot.at_s - self._starts_at_s
-        devices = [device for node in snapshot.nodes for device in node.devices]
-        grams = await self._monitor.grams_since(self._starts_at_s, scenario.pue)
-        watts = [self._monitor.power_w(device.device) for device in devices]
-        self._context.view.show(
-            RunStatus(
-                run=self._policy,
-                number=self._number,
-                count=len(scenario.policies),
-                at_s=at_s,
-                duration_s=scenario.duration_s,
-                intensity_g_per_kwh=snapshot.carbon.intensity_g_per_kwh if snapshot.carbon else None,
-                offered_per_s=self._load.rate_per_s(at_s),
-                answered_per_s=progress.answered_per_s if progress else 0.0,
-                answered=progress.answered if progress else 0,
-                failed=progress.failed if progress else 0,
-                latency_ms_p95=progress.latency_ms_p95 if progress else None,
-                slo_ms=self._slo.latency_ms,
-                simulated=not scenario.fleet.real,
-                percentile=self._slo.percentile,
-                power_w=sum(known) if len(known := [w for w in watts if w is not None]) == len(watts) else None,
-                grams=grams,
-                revision=f"{snapshot.plan.revision.epoch}.{snapshot.plan.revision.number}" if snapshot.plan else "",
-                why=snapshot.plan.why if snapshot.plan else "",
-                rollout=snapshot.rollout.state.name.lower() if snapshot.rollout else "",
-                left_s=left_s(scenario, self._number, at_s),
-                devices=[
-                    DeviceLine(
-                        d.device.split("/")[-1],
-                        d.state.name.lower(),
-                        "asleep" if d.state is DeviceState.ASLEEP else slices_text(d),
-                        d.clock_mhz,
-                        power_w,
-                    )
-                    for d, power_w in zip(devices, watts, strict=True)
-                ],
-            )
-        )

@@ -403,25 +403,22 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
 
 async def _in_service(launch: Launch) -> list[str]:
     """Families of a launch without those that a command has stopped; all where the controller does not say."""
-    families, client = [launch.family, *launch.more_families], SystemClient(launch)
-    try:
-        known = {objective.family for objective in (await client.objectives())[0]}
-    except TrefoilError:
-        return families
-    finally:
-        await client.close()
+    families = [launch.family, *launch.more_families]
+    async with SystemClient(launch) as client:
+        try:
+            known = {objective.family for objective in (await client.objectives())[0]}
+        except TrefoilError:
+            return families
     return [family for family in families if family in known]
 
 
 async def _slice_failures(launch: Launch) -> list[str]:
     """Why slices do not serve, as their agent publishes it."""
-    client = SystemClient(launch)
-    try:
-        return failure_lines(await client.nodes())
-    except TrefoilError as error:
-        return [f"why slices do not serve is not known: {error}"]
-    finally:
-        await client.close()
+    async with SystemClient(launch) as client:
+        try:
+            return failure_lines(await client.nodes())
+        except TrefoilError as error:
+            return [f"why slices do not serve is not known: {error}"]
 
 
 async def infer_zeros(address: str, family: str) -> dict[str, Any]:
