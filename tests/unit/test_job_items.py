@@ -1,6 +1,7 @@
 """Items of a job that cannot be: files, arrays and numbers, each refused by name before anything is sent."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,8 @@ def claiming(shape: str) -> Callable[[bytes], bytes]:
         (lambda path: stored(path, claiming("9e9,9")), "cannot be read"),
         (lambda path: stored(path, claiming("9**9,")), "cannot be read"),
         (lambda path: stored(path, claiming("-900,")), "cannot be read"),
-        (lambda path: path.mkdir() or path, r"cannot be read \(Is a directory\)"),
+        (lambda path: path.mkdir() or path, r"cannot be read \(is not a regular file\)"),
+        (lambda path: os.mkfifo(path) or path, r"cannot be read \(is not a regular file\)"),
     ],
 )  # fmt: skip
 def test_a_npz_that_cannot_be_loaded_is_refused_by_name(tmp_path, monkeypatch, made, says):

@@ -27,6 +27,7 @@ from trefoil.api.answers import Answer, answer_of
 from trefoil.core.errors import InvalidInput, Unavailable, system_error
 from trefoil.core.jobs.planned import PlannedHour
 from trefoil.runtime import codec, rpc
+from trefoil.runtime.files import NotPlain, open_plain
 from trefoil.runtime.security.tls import Tls
 
 CHUNK_BYTES: Final = 256 * 1024
@@ -42,9 +43,10 @@ PRIORITY_MAX: Final = 2**32 - 1
 ITEM_MAX: Final = 2**63 - 1
 YEAR_9999_S: Final = 253_402_300_799.0
 DAMAGED: Final = (
-    OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
+    OSError, NotPlain, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+    tokenize.TokenError,
 )  # fmt: skip
-"""What numpy and zipfile raise for a file that is not a whole .npz, is encrypted, or packed in an unknown way."""
+"""What is raised for a file that is not plain, not a whole .npz, is encrypted, or packed in an unknown way."""
 Items = Path | str | Mapping[str, npt.NDArray[Any]]
 
 
@@ -310,7 +312,7 @@ def read_items(source: Items) -> Iterator[bytes]:
 def _opened(source: Path | str) -> Iterator[tuple[IO[bytes], Callable[[], object]]]:
     """A file, and what tells its state: another one where it has changed."""
     if isinstance(source, Path) or "://" not in source:
-        with Path(source).open("rb") as file:
+        with open_plain(Path(source), 2**63) as file:
             yield file, lambda: (os.stat(source).st_mtime_ns, os.stat(source).st_size)
         return
     try:

@@ -9,6 +9,7 @@ import math
 import ssl
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,12 +23,14 @@ from trefoil.assess.series import CLUSTER_LABELS, SERIES, MetricSeries, known_na
 from trefoil.core.errors import InvalidInput, SettingError, Unavailable, Untrusted, system_error
 from trefoil.direct import is_internal, proxy_error
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.files import NotPlain, open_plain
 
 POINTS: Final = 10_080  # of a series, at most: a week of minutes
 CHUNK_POINTS: Final = 2_000
 CHUNK_SAMPLES: Final = 400_000
 SAMPLES_MAX: Final = 20_000_000
 BYTES_MAX: Final = 256 << 20
+PEM_BYTES_MAX: Final = 2**24
 TIMEOUT_S: Final = 30.0
 STEPS_S: Final = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 MESSAGE_MAX: Final = 300
@@ -46,8 +49,9 @@ def open_client(
     """HTTP client of `urls` with a token (`user`: as password of basic auth); no redirect, which it never follows, gets
     it. Only hosts that are not internal are asked by a proxy of the environment."""
     try:
-        trust = ssl.create_default_context(cafile=str(tls_ca) if tls_ca else None)
-    except (OSError, ssl.SSLError) as error:
+        with open_plain(tls_ca, PEM_BYTES_MAX) if tls_ca else nullcontext():
+            trust = ssl.create_default_context(cafile=str(tls_ca) if tls_ca else None)
+    except (OSError, NotPlain, ssl.SSLError) as error:
         remedy = "name a PEM file with certificates"
         raise system_error(SettingError, error, "be read", tls_ca, field="--tls-ca", remedy=remedy) from error
     token, words = token.strip(), "".join([token.strip(), user, *(f"{k}{v}" for k, v in (headers or {}).items())])

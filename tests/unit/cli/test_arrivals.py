@@ -12,10 +12,10 @@ from trefoil.cli.load.arrivals import (
     ArrivalTrace,
     NormalSizes,
     RateProfile,
-    load_held_out,
     schedule,
     shuffled_passes,
 )
+from trefoil.cli.load.inputs import labelled_inputs
 from trefoil.core.errors import InvalidInput, TraceError
 from trefoil.simulator.scenario.request_trace import read_trace
 
@@ -91,17 +91,17 @@ def test_a_trace_plays_exactly_its_counts(tmp_path_factory, counts, seed):
     assert np.histogram(times, bins=np.arange(len(counts) + 1))[0].tolist() == counts
 
 
-def test_scale_speedup_and_limit_of_a_trace(tmp_path):
+def test_scale_and_limit_of_a_trace(tmp_path):
     path = tmp_path / "minutes.csv"
     path.write_text("minute,jobs\n" + "".join(f"{i},100\n" for i in range(50)))
     assert len(ArrivalTrace(path, rate_scale=0.305).times_s(1)) == pytest.approx(50 * 30.5, abs=30)
-    fast = ArrivalTrace(path, speedup=60.0, limit_s=10.0).times_s(1)
-    assert len(fast) == 1000
-    assert fast[-1] < 10
+    short = ArrivalTrace(path, limit_s=600.0).times_s(1)
+    assert len(short) == 1000
+    assert short[-1] < 600
     (tmp_path / "times.csv").write_text("arrival_s,tokens\n0.5,9\n0.5,9\n2.25,9\n")
     assert ArrivalTrace(tmp_path / "times.csv").times_s(1).tolist() == [0.5, 0.5, 2.25]
-    with pytest.raises(InvalidInput, match="speedup = 0"):
-        ArrivalTrace(path, speedup=0)
+    with pytest.raises(InvalidInput, match="rate_scale = 0"):
+        ArrivalTrace(path, rate_scale=0)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_a_file_without_labelled_images_is_refused(tmp_path, arrays):
     path = tmp_path / "images.npz"
     np.savez(path, **arrays)
     with pytest.raises(InvalidInput, match="images"):
-        load_held_out(path)
+        labelled_inputs(path)
     with pytest.raises(InvalidInput, match="images"):
-        load_held_out(tmp_path / "absent.npz")
+        labelled_inputs(tmp_path / "absent.npz")

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ OTHER_USER = 65534
 READS = (
     "up --config {}", "pin {}", "node preview {}", "objective set --controller 127.0.0.1:1 --file {}",
     "status --controller 127.0.0.1:1 --token-file {}", "status --controller 127.0.0.1:1 --ca {}", "simulate {}",
-    "carbon backtest {}", "forecast backtest {}", "load --family digits --trace {}", "sensitivity {}",
+    "carbon backtest {}", "forecast backtest {}", "load --family digits --trace {}", "family sensitivity {}",
     "family import model_repository --as own=digits-s --slo-latency-ms 50 --accuracies {}", "load --images {}",
 )  # fmt: skip
 STRANGE_READS = (
@@ -44,7 +45,7 @@ FOLDERS = (
 # Commands whose result goes there after seconds to hours of work.
 WRITES = (
     "simulate digits --out {}", "compare digits --out {}", "demo --out {}", "load --images {} --out {}",
-    "sensitivity model --out {}", "carbon backtest trace --out {}", "carbon backtest trace --plot {}",
+    "family sensitivity model --out {}", "carbon backtest trace --out {}", "carbon backtest trace --plot {}",
     "forecast train trace --out {}", "lengths train log --out {}", "reproduce clover --out {}", "assess --out {}",
     "family profile digits --out {}",
 )  # fmt: skip
@@ -114,6 +115,20 @@ def test_a_file_that_is_none_of_the_kind_is_one_line(command: str, tmp_path: Pat
         np.save(path, data)
         Path(f"{path}.npy").rename(path)
         in_one(asked(command, path))
+
+
+@pytest.mark.parametrize("command", [*READS, *STRANGE_READS, "assess --prometheus http://127.0.0.1:1 --tls-ca {}"])
+def test_a_fifo_keeps_no_command_waiting(command: str, tmp_path: Path) -> None:
+    """Opening one waits for a writer, which never comes."""
+    path = tmp_path / "own.json"
+    os.mkfifo(path, 0o600)
+    (tmp_path / "own.json.toml").touch()
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(60)
+    try:
+        in_one(asked(command, path))
+    finally:
+        signal.alarm(0)
 
 
 @pytest.mark.parametrize("command", [*READS, *FOLDERS])

@@ -27,12 +27,11 @@ from trefoil.cli.family.config_fields import metadata, warm_shapes
 from trefoil.cli.family.run_once import run_graphs
 from trefoil.cli.family.triton_models import (
     Source,
-    Tensors,
     complete_batching,
+    complete_tensors,
     engine_file,
     notes,
     read_source,
-    read_tensors,
     refuse_difference,
     refuse_other_tensors,
     refuse_unfit,
@@ -41,8 +40,8 @@ from trefoil.cli.options import parse_number
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, system_error
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
-from trefoil.runtime.config import parse_pairs
-from trefoil.runtime.files import replace_file
+from trefoil.runtime.config import TOML_BYTES_MAX, parse_pairs
+from trefoil.runtime.files import NotPlain, read_plain, replace_file
 from trefoil.runtime.given.llm_backends import LLM_FILES
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, parts_of
 from trefoil.runtime.model_files import (
@@ -140,16 +139,15 @@ def import_family(
     sources = [read_source(repository, name) for name in models]
     result = ImportedFamily(stated.family, target)
     first = sources[0]
-    read = []
     for source in sources:
         refuse_unfit(source)
         complete_batching(source)
         refuse_difference(first, source)
-        read.append(read_tensors(source))
-        refuse_other_tensors(first, read[0], source, read[-1])
+        complete_tensors(source)
+        refuse_other_tensors(first, source)
         result.notes += notes(source)
     _refuse_unstated(first.config, models, stated)
-    contract = _contract(first, read[0], stated)
+    contract = _contract(first, stated)
     try:
         into.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(into)
@@ -224,12 +222,12 @@ def _refuse_unstated(config: model_config_pb2.ModelConfig, models: Sequence[str]
                 raise CatalogError(f"memory of {name} is not stated", field="--memory-mib", remedy=remedy)
 
 
-def _contract(first: Source, tensors: Tensors, stated: Statement) -> model_config_pb2.ModelConfig:
+def _contract(first: Source, stated: Statement) -> model_config_pb2.ModelConfig:
     """The first variant's configuration without what is its own."""
     config = model_config_pb2.ModelConfig(name=stated.family, max_batch_size=first.config.max_batch_size)
     config.backend = backend_of(first.config)
-    for target, entries in ((config.input, tensors.inputs), (config.output, tensors.outputs)):
-        target.extend(entries)
+    config.input.extend(first.config.input)
+    config.output.extend(first.config.output)
     for name in ("dynamic_batching", "optimization", "model_transaction_policy"):
         if first.config.HasField(name):
             getattr(config, name).CopyFrom(getattr(first.config, name))
@@ -331,10 +329,10 @@ def parse_accuracies(models: Sequence[str], given: Mapping[str, float], file: Pa
 
 def _from_file(path: Path) -> dict[str, float]:
     try:
-        content = path.read_text(encoding="utf-8")
+        content = read_plain(path, TOML_BYTES_MAX).decode()
         tree = codec.parse_json(content) if path.suffix == ".json" else tomllib.loads(content)
         return {str(name): float(value) for name, value in tree.items()}
-    except (OSError, *STRANGE, RecursionError) as error:
+    except (OSError, NotPlain, *STRANGE, RecursionError) as error:
         remedy = "a TOML file with lines like resnet18 = 0.69758, or the same in JSON"
         raise system_error(SettingError, error, "be read", path, field="--accuracies", remedy=remedy) from error
 

@@ -61,14 +61,6 @@ class Source:
         return self.served[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Tensors:
-    """Inputs and outputs of a model, as entries of a config.pbtxt."""
-
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-
-
 def read_source(repository: Path, name: str) -> Source:
     """Read one model of a Triton repository.
 
@@ -240,27 +232,24 @@ def notes(source: Source) -> list[str]:
     return found
 
 
-def read_tensors(source: Source) -> Tensors:
-    """Inputs and outputs of a model; those that Triton completes by itself are read from the graph, all are compared
-    with it.
+def complete_tensors(source: Source) -> None:
+    """Complete inputs and outputs from the graph, as Triton does; all are compared with it.
 
     Raises:
         CatalogError: configuration and graph do not agree, or a tensor cannot be served in batches.
     """
-    inputs, outputs = tuple(source.config.input), tuple(source.config.output)
-    if backend_of(source.config) != "onnxruntime":
-        if not inputs or not outputs:
+    config = source.config
+    if backend_of(config) != "onnxruntime":
+        if not config.input or not config.output:
             raise variant_error(source.name, "input", [], "write input and output into its config.pbtxt")
-        return Tensors(inputs, outputs)
+        return
     path = source.folder / source.files[FILES["onnxruntime"]]
     graph = graph_tensors(path, source.below)
-    batches = source.config.max_batch_size > 0
-    inputs = inputs or tuple(_completed(source, t, model_config_pb2.ModelInput(), batches) for t in graph[0])
-    outputs = outputs or tuple(_completed(source, t, model_config_pb2.ModelOutput(), batches) for t in graph[1])
-    whole = model_config_pb2.ModelConfig(max_batch_size=source.config.max_batch_size, input=inputs, output=outputs)
-    for name, value, why, remedy in differences(whole, graph):
+    for entries, tensors in zip((config.input, config.output), graph, strict=True):
+        for tensor in () if entries else tensors:
+            _complete(source, tensor, entries.add())
+    for name, value, why, remedy in differences(config, graph):
         raise CatalogError(f"model {source.name}: {why} ({path})", field=name, value=value, remedy=remedy)
-    return Tensors(inputs, outputs)
 
 
 def complete_batching(source: Source) -> None:
@@ -276,32 +265,32 @@ def complete_batching(source: Source) -> None:
         config.dynamic_batching.SetInParent()
 
 
-def _completed(source: Source, tensor: TensorInfo, entry: Any, batches: bool) -> Any:
-    """The entry of config.pbtxt for a tensor of the graph: a batch dimension is not written there, and one value for
-    each item is `dims: [ 1 ]`, reshaped."""
+def _complete(source: Source, tensor: TensorInfo, entry: Any) -> None:
+    """Complete the entry of config.pbtxt for a tensor of the graph: a batch dimension is not written there, and one
+    value for each item is `dims: [ 1 ]`, reshaped."""
     if tensor.data_type not in model_config_pb2.DataType.keys():  # noqa: SIM118 - an enum wrapper, not a mapping
         remedy = "export tensors of types that Triton has (skl2onnx: options={'zipmap': False})"
         raise variant_error(source.name, f"{tensor.name}.data_type", tensor.data_type, remedy)
     if not tensor.dims:
         remedy = f"write input and output into its config.pbtxt, with {ONE_VALUE} where a tensor has no dimensions"
         raise variant_error(source.name, f"{tensor.name}.dims", [], remedy)
-    dims = tensor.dims[1:] if batches else tensor.dims
+    dims = tensor.dims[1:] if source.config.max_batch_size > 0 else tensor.dims
     if not dims:
         dims = (1,)
         entry.reshape.SetInParent()
     entry.name, entry.data_type = tensor.name, model_config_pb2.DataType.Value(tensor.data_type)
     check_dims(source.folder, f"{tensor.name}.dims", dims)
     entry.dims.extend(dims)
-    return entry
 
 
-def refuse_other_tensors(first: Source, wanted: Tensors, source: Source, own: Tensors) -> None:
+def refuse_other_tensors(first: Source, source: Source) -> None:
     """Refuse a model whose tensors differ from the first's in number, name, type or shape.
 
     Raises:
         CatalogError: naming model and tensor, the names found, and what to export.
     """
-    for kind, want, have in (("input", wanted.inputs, own.inputs), ("output", wanted.outputs, own.outputs)):
+    for kind in ("input", "output"):
+        want, have = (getattr(one.config, kind) for one in (first, source))
         _refuse_other_names(first, source, kind, [t.name for t in want], [t.name for t in have])
         family = {tensor.name: tensor for tensor in want}
         for tensor in have:

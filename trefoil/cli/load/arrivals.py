@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trefoil.core.errors import InvalidInput, TraceError, system_error
+from trefoil.core.errors import InvalidInput, TraceError
 from trefoil.simulator.scenario.arrivals import ArrivalStream, Rate, draw_counted
 from trefoil.simulator.scenario.request_columns import TraceOptions
 from trefoil.simulator.scenario.request_trace import RequestTrace, read_trace
@@ -81,16 +81,15 @@ class RateProfile:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalTrace:
-    """Trace file to play. `rate_scale` multiplies the load, `speedup` divides its times; `limit_s` ends it."""
+    """Trace file to play. `rate_scale` multiplies the load; `limit_s` ends it."""
 
     path: Path
     rate_scale: float = 1.0
-    speedup: float = 1.0
     limit_s: float = math.inf
     options: TraceOptions = TraceOptions()
 
     def __post_init__(self) -> None:
-        for field in ("rate_scale", "speedup", "limit_s"):
+        for field in ("rate_scale", "limit_s"):
             if not getattr(self, field) > 0:
                 raise InvalidInput("must be above 0", field=field, value=getattr(self, field))
 
@@ -117,7 +116,6 @@ class ArrivalTrace:
             counts = np.floor(trace.numbers * self.rate_scale + rng.random(len(trace.numbers)))
             self._refuse_too_many(int(counts.sum()))
             times = draw_counted(counts, trace.bin_s, rng)
-        times = times / self.speedup
         return times[times < self.limit_s]
 
     def _thinned(self, times: Floats, rng: np.random.Generator) -> Floats:
@@ -185,32 +183,3 @@ def shuffled_passes(count: int, held_out: int, seed: int) -> Ints:
     chance = np.random.default_rng([seed, IMAGES_STREAM])
     passes = [chance.permutation(held_out) for _ in range(-(-count // held_out))]
     return np.concatenate(passes)[:count].astype(np.int64) if passes else np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Labelled images that training never saw."""
-
-    images: NDArray[np.uint8]
-    labels: Ints
-
-    def permuted(self, seed: int) -> "HeldOut":
-        """Images with each other's labels: a control; the accuracy must fall to chance."""
-        return HeldOut(self.images, np.random.default_rng([seed, LABELS_STREAM]).permutation(self.labels))
-
-
-def load_held_out(path: Path) -> HeldOut:
-    """Read heldout.npz of a family.
-
-    Raises:
-        InvalidInput: the file is missing or holds no labelled images.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            images, labels = data["images"], data["labels"]
-    except (OSError, ValueError, KeyError) as error:
-        remedy = "name an npz file with arrays `images` and `labels`"
-        raise system_error(InvalidInput, error, "be read", path, field="images", remedy=remedy) from error
-    if len(images) == 0 or len(images) != len(labels):
-        raise InvalidInput(f"{path}: {len(images)} images, {len(labels)} labels", field="images", value=str(path))
-    return HeldOut(images, labels.astype(np.int64))

@@ -13,12 +13,17 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from trefoil import direct
-from trefoil.cli.load.arrivals import HeldOut, Ints, load_held_out
+from trefoil.cli.load.arrivals import LABELS_STREAM, Ints
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, system_error
-from trefoil.profiler.triton_load import DATATYPES, item_shape, made_up
+from trefoil.profiler.triton_load import DATATYPES, ITEMS_BYTES_MAX, item_shape, made_up
+from trefoil.runtime.files import NotPlain, open_plain
 
 MADE_UP: Final = 32  # items, of which each request takes its own
 METADATA_S: Final = 10.0
+DAMAGED: Final = (
+    OSError, NotPlain, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError,
+)  # fmt: skip
+"""What numpy raises for a file that is not a whole .npz of such arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +48,14 @@ class LoadInputs:
         return len(self.tensors[0].values)
 
     def permuted(self, seed: int) -> "LoadInputs":
-        """The same with each other's labels.
+        """The same with each other's labels: a control; the accuracy must fall to chance.
 
         Raises:
             InvalidInput: there are none.
         """
         if self.labels is None:
             raise InvalidInput("generated items have no labels", field="--permute-labels", remedy="leave it out")
-        return replace(self, labels=HeldOut(self.tensors[0].values, self.labels).permuted(seed).labels)
+        return replace(self, labels=np.random.default_rng([seed, LABELS_STREAM]).permutation(self.labels))
 
 
 def labelled_inputs(path: Path, input_name: str = "", output: str = "") -> LoadInputs:
@@ -60,17 +65,20 @@ def labelled_inputs(path: Path, input_name: str = "", output: str = "") -> LoadI
         InvalidInput: the file is missing, holds none, or of a type that cannot be sent.
     """
     try:
-        held_out = load_held_out(path)
-    except (EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
-        remedy = "give a whole npz file with arrays `images` and `labels`"
+        with open_plain(path, ITEMS_BYTES_MAX) as file, np.load(file, allow_pickle=False) as data:
+            images, labels = data["images"], data["labels"]
+    except DAMAGED as error:
+        remedy = "name an npz file with arrays `images` and `labels`"
         raise system_error(InvalidInput, error, "be read", path, field="images", remedy=remedy) from error
-    datatype = next((name for name, kind in DATATYPES.items() if held_out.images.dtype == kind), "")
+    if len(images) == 0 or len(images) != len(labels):
+        raise InvalidInput(f"{path}: {len(images)} images, {len(labels)} labels", field="images", value=str(path))
+    datatype = next((name for name, kind in DATATYPES.items() if images.dtype == kind), "")
     if not datatype:
         raise InvalidInput(
-            f"arrays of {held_out.images.dtype} cannot be sent", field="images", value=str(path),
+            f"arrays of {images.dtype} cannot be sent", field="images", value=str(path),
             remedy=f"store them as one of {sorted(np.dtype(kind).name for kind in DATATYPES.values())}",
         )  # fmt: skip
-    return LoadInputs((Tensor(input_name, datatype, held_out.images),), labels=held_out.labels, output=output)
+    return LoadInputs((Tensor(input_name, datatype, images),), labels=labels.astype(np.int64), output=output)
 
 
 async def inputs_of_model(

@@ -19,6 +19,8 @@ from trefoil.core.units import format_time
 from trefoil.overview.decisions import decision_rows
 from trefoil.runtime import codec
 from trefoil.runtime.config import parse_pairs
+from trefoil.runtime.files import NotPlain, read_plain
+from trefoil.runtime.state_files import BYTES_MAX
 
 if TYPE_CHECKING:
     from controller.loop.decision_records import Replayed
@@ -248,8 +250,8 @@ def _planner_of(record: DecisionRecord, own: Sequence[str]) -> "Planner":
 
 def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:
     try:
-        text = path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_plain(path, BYTES_MAX).decode()
+    except (OSError, NotPlain, UnicodeDecodeError) as error:
         remedy = "name a file of controller/decisions"
         raise system_error(InvalidInput, error, "be read", path, field="decision", remedy=remedy) from error
     return [(codec.from_json(DecisionRecord, text), None)]

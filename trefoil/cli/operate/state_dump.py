@@ -23,6 +23,7 @@ from controller.settings import ControllerSettings
 from trefoil.core.common import KeptFile
 from trefoil.core.errors import SettingError, TrefoilError, system_error
 from trefoil.runtime import codec, config, state_errors
+from trefoil.runtime.files import NotPlain, open_plain
 from trefoil.runtime.keys import Keys
 from trefoil.runtime.redis_client import make_client
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -102,8 +103,9 @@ def read_dump(path: Path, where: Where) -> list[Entry]:
         SettingError: it is none, is cut or damaged, of a newer version, of another cluster, or not signed by its keys.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
+        with open_plain(path, 2**63) as file:
+            data = file.read()
+    except (OSError, NotPlain) as error:
         remedy = "name a file of `trefoil state dump --output`"
         raise system_error(SettingError, error, "be read", path, field="FILE", remedy=remedy) from error
     head, *lines = data.splitlines(keepends=True) or [b""]
