@@ -11,12 +11,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException
-
 from controller.planners.policy_parts import presets_of
 from controller.settings import Slo
-from trefoil import direct
+from power_agent.triton.client import TritonClient, TritonUnready
 from trefoil.cli.demo.live_view import NO_PROGRESS, PlainView, RunStatus
 from trefoil.cli.demo.results import CAUSES, DemoFamilySummary, DemoSeries, DemoSummary, Exploration, PlanEvent
 from trefoil.cli.demo.run_monitor import (
@@ -46,7 +43,6 @@ from trefoil.core.plan import RolloutState
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.repository import family_folder
 
-METADATA_TIMEOUT_S: Final = 5.0
 METER_DEADLINE_S: Final = 4.0
 SETTLE_DEADLINE_S: Final = 30.0
 POLL_S: Final = 0.1
@@ -317,7 +313,7 @@ async def _run_result(
         batches,
         overruns,
         all(node.simulated for snapshot in monitor.snapshots[-1:] for node in snapshot.nodes),
-        await _triton_version(monitor.snapshots),
+        await _triton_version(monitor.snapshots, monitor.clock),
     )
 
 
@@ -468,24 +464,19 @@ def _event(change: PlanChange, after: PlanChange | None, result: LoadResult) -> 
     )
 
 
-async def _triton_version(snapshots: list[Snapshot]) -> str:
-    for snapshot in reversed(snapshots):
-        for node in snapshot.nodes:
-            for device in node.devices:
-                for slice_ in device.slices:
-                    if slice_.grpc_target:
-                        return await _server_version(slice_.grpc_target)
-    return "unknown"
-
-
-async def _server_version(target: str) -> str:
-    """Version of a Triton, asked of itself; `unknown` when it does not answer."""
-    async with triton.InferenceServerClient(target, channel_args=direct.TRITON_CLIENT) as client:
-        try:
-            metadata = await client.get_server_metadata(client_timeout=METADATA_TIMEOUT_S)
-        except InferenceServerException:
-            return "unknown"
-        return str(metadata.version)
+async def _triton_version(snapshots: list[Snapshot], clock: Clock) -> str:
+    """Version of a Triton, asked of the one that was seen last; `unknown` when it does not answer."""
+    devices = (device for snapshot in reversed(snapshots) for node in snapshot.nodes for device in node.devices)
+    target = next((one.grpc_target for device in devices for one in device.slices if one.grpc_target), "")
+    if not target:
+        return "unknown"
+    client = TritonClient(target, "", Path(), clock)
+    try:
+        return await client.version()
+    except TritonUnready:
+        return "unknown"
+    finally:
+        await client.close()
 
 
 def _percentile(values: list[float], percentile: float) -> float:

@@ -13,17 +13,13 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
-import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException, triton_to_np_dtype
-
-from trefoil import direct
+from power_agent.triton.client import TritonClient
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
@@ -31,8 +27,8 @@ from trefoil.cli.run.services import Service
 from trefoil.cli.run.shutdown import uncancellable
 from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, write_private
 from trefoil.cli.system_client import SystemClient
-from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import StartError, TrefoilError, Unavailable, system_words
+from trefoil.core.fleet import Hosted
 from trefoil.overview.troubles import failure_lines
 from trefoil.runtime import config
 from trefoil.runtime.clock import Clock, WallClock
@@ -44,6 +40,7 @@ START_DEADLINE_S: Final = 45.0
 POLL_S: Final = 0.1
 UPKEEP_S: Final = 1.0
 INFER_TIMEOUT_S: Final = 5.0
+PUBLIC_VERSION: Final = 1  # of every family at the inference port
 FIRST_ANSWER_DEADLINE_S: Final = 60.0
 STABLE_S: Final = 30.0  # one that lived so long had started, also on a busy machine
 PAUSE_FIRST_S: Final = 1.0
@@ -421,48 +418,17 @@ async def _slice_failures(launch: Launch) -> list[str]:
             return [f"why slices do not serve is not known: {error}"]
 
 
-async def infer_zeros(address: str, family: str) -> dict[str, Any]:
-    """Infer once on an input of zeros, shaped as the family's own metadata says; of a stream the first answer.
+async def infer_zeros(address: str, family: str) -> float:
+    """Infer once on an input of zeros, as an agent does at a slice; of a stream the first answer. Its time [ms].
 
     Raises:
         Unavailable: no answer, with what came instead.
     """
-    async with triton.InferenceServerClient(address, channel_args=direct.TRITON_CLIENT) as client:
-        try:
-            if not await client.is_model_ready(family, client_timeout=INFER_TIMEOUT_S):
-                raise Unavailable(f"no slice serves {family} yet")
-            metadata = await client.get_model_metadata(family, client_timeout=INFER_TIMEOUT_S)
-            config = (await client.get_model_config(family, client_timeout=INFER_TIMEOUT_S)).config
-            optional, inputs = {one.name for one in config.input if one.optional}, []
-            for tensor in metadata.inputs:
-                if tensor.name in optional:
-                    continue
-                shape = [max(1, size) for size in tensor.shape]
-                zeros = triton.InferInput(tensor.name, shape, tensor.datatype)
-                zeros.set_data_from_numpy(np.zeros(shape, triton_to_np_dtype(tensor.datatype)))
-                inputs.append(zeros)
-            if config.model_transaction_policy.decoupled:
-                answer = await _first_of_stream(client, family, inputs)
-            else:
-                answer = await client.infer(family, inputs, request_id=PROBE_ID, client_timeout=INFER_TIMEOUT_S)
-            return {output.name: answer.as_numpy(output.name) for output in metadata.outputs}
-        except InferenceServerException as error:
-            raise Unavailable(f"{error.status()}: {error.message()}") from error
-
-
-async def _first_of_stream(client: Any, family: str, inputs: list[Any]) -> Any:
-    """First answer of a family that answers by streams; the rest is cancelled."""
-
-    async def asked() -> AsyncIterator[dict[str, Any]]:
-        given = {"model_name": family, "inputs": inputs, "request_id": PROBE_ID}
-        yield given | {"enable_empty_final_response": True}
-
-    stream = client.stream_infer(asked(), stream_timeout=INFER_TIMEOUT_S)
+    client = TritonClient(address, "", Path(), WallClock(), call_timeout_s=INFER_TIMEOUT_S)
     try:
-        async for answer, error in stream:
-            if error is not None:
-                raise error
-            return answer
+        config = await client.config(family)
+        if not await client.is_ready(Hosted(family, "", PUBLIC_VERSION, 0, 1, 1, 1), INFER_TIMEOUT_S):
+            raise Unavailable(f"no slice serves {family} yet")
+        return await client.infer(config, 0, INFER_TIMEOUT_S)
     finally:
-        stream.cancel()
-    raise Unavailable(f"{family} has answered nothing")
+        await client.close()
