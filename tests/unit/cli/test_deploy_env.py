@@ -72,6 +72,8 @@ def test_a_second_host_has_no_control_plane_and_says_where_it_is() -> None:
         (Wanted("node", redis_url="rediss://:@h:6379"), HERE, r"REDIS_URL = 'rediss://\*\*\*': an empty password"),
         (Wanted("node", redis_url="rediss://:pw@h:6379"), HERE, r"REDIS_URL = 'rediss://\*\*\*': holds a password"),
         (Wanted("node", redis_url="redis://h:6379"), HERE, "TREFOIL_REDIS_URL = 'redis://h:6379': no address of"),
+        (Wanted("node", redis_url="rediss://:pw@[h:6379"), HERE, r"TREFOIL_REDIS_URL = '\[h:6379': no address of"),
+        (Wanted(image="debian"), HERE, "--image = 'debian': is of real GPUs. Remedy: leave it out"),
         (Wanted("node"), HERE, "TREFOIL_REDIS_URL = '': missing: the Redis of the first host"),
         (Wanted(), replace(HERE, compose="1.29.2"), "compose = '1.29.2': too old. Remedy: install Compose v2"),
         (Wanted(), replace(HERE, compose=""), "compose = '': neither"),
@@ -117,10 +119,8 @@ def test_an_image_without_a_triton_is_refused(tmp_path: Path, monkeypatch: pytes
     docker.write_text("#!/bin/sh\necho 'exec: python3: not found' >&2\nexit 127\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(
-        TrefoilError, match=r"--image = 'debian': no Triton in it \(exec: python3: not found\). Remedy: "
-    ):
-        look._check_cpu_image("debian", given=True)
+    with pytest.raises(TrefoilError, match=r"image = 'debian': no Triton in it \(exec: python3: not found\). Remedy: "):
+        look._check_cpu_image("debian")
 
 
 def test_what_was_written_and_seen_is_one_json_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

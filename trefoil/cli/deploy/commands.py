@@ -30,7 +30,7 @@ def env(
     node: Annotated[str, typer.Option(help="Name of this node.")] = "node0",
     advertise_host: Annotated[str, typer.Option(help="How others reach this host; default: its address.")] = "",
     redis_url: Annotated[str, typer.Option(help="Redis of the first host: rediss://HOST:PORT.")] = "",
-    image: Annotated[str, typer.Option(help="Image with a Triton; default: Trefoil's own, gpu: NVIDIA's.")] = "",
+    image: Annotated[str, typer.Option(help="Image with a Triton for --profile gpu; default: NVIDIA's.")] = "",
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of it.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
     as_json: AsJson = False,

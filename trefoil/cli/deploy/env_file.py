@@ -76,6 +76,9 @@ def values_of(wanted: Wanted, machine: SeenMachine, here: str) -> dict[str, str]
                 "missing: the Redis of the first host", field="TREFOIL_REDIS_URL", value="", remedy=remedy
             )
         values |= {"TREFOIL_CONTROL": "0", "TREFOIL_TRITON_PORTS": "8200-8231"}
+    if wanted.image and wanted.profile != "gpu":
+        remedy = "leave it out, or add --profile gpu: simulated nodes run Trefoil's own image"
+        raise SettingError("is of real GPUs", field="--image", value=wanted.image, remedy=remedy)
     if wanted.profile == "gpu":
         values |= {"TREFOIL_SIMULATED": "0", "TREFOIL_TRITON_IMAGE": wanted.image or NVIDIA}
         values["TREFOIL_DOCKER_GROUP"] = str(machine.docker_group)

@@ -116,19 +116,23 @@ def check(wanted: Wanted, values: Mapping[str, str], machine: SeenMachine) -> No
         settings = PowerAgentSettings(docker_image=values["TREFOIL_TRITON_IMAGE"], runtime="docker")
         install_triton(settings, build_runtime(settings, None))
     else:
-        _check_cpu_image(wanted.image or f"trefoil-triton-cpu:{values['TREFOIL_TAG']}", given=bool(wanted.image))
+        _check_cpu_image(f"trefoil-triton-cpu:{values['TREFOIL_TAG']}")
 
 
 def _check_redis_url(url: str) -> None:
     if not url:
         return
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
     remedy = "write rediss://HOST:PORT; the password comes with `secrets import`, where no `docker inspect` shows it"
     if parts.password is not None or parts.username is not None:
         why = "an empty password" if parts.password == "" else "holds a password"
         raise SettingError(why, field="TREFOIL_REDIS_URL", value=url.replace(parts.netloc, "***"), remedy=remedy)
     if parts.scheme != "rediss" or not parts.hostname:
-        raise SettingError("no address of a Redis over TLS", field="TREFOIL_REDIS_URL", value=url, remedy=remedy)
+        shown = url.rpartition("@")[2]
+        raise SettingError("no address of a Redis over TLS", field="TREFOIL_REDIS_URL", value=shown, remedy=remedy)
 
 
 def _check_compose(version: str) -> None:
@@ -180,23 +184,16 @@ def _check_gpus(machine: SeenMachine) -> None:
         raise SettingError(why, field="--profile", value="gpu", remedy=TOOLKIT)
 
 
-def _check_cpu_image(image: str, *, given: bool) -> None:
-    """An image that is not here yet is built by `up`, unless it was named."""
-
-    def there(api: Any) -> bool:
-        return bool(api.images(name=image))
-
-    engine = Engine()
-    if not engine.query("images", there):
-        if given:
-            raise SettingError("no such image on this engine", field="--image", value=image, remedy="pull or build it")
+def _check_cpu_image(image: str) -> None:
+    """An image that is not here yet is built by `up`."""
+    if not Engine().query("images", lambda api: api.images(name=image)):
         return
     argv = ["docker", "run", "--rm", "--network=none", "--entrypoint=python3", image, "-c", LOOK]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:
         said = next(iter(done.stderr.strip().splitlines()), "it says nothing")
         remedy = "docker compose build, or an image of target triton-cpu of deploy/Dockerfile"
-        raise SettingError(f"no Triton in it ({said})", field="--image", value=image, remedy=remedy)
+        raise SettingError(f"no Triton in it ({said})", field="image", value=image, remedy=remedy)
 
 
 def _driver() -> tuple[str, int]:
