@@ -50,7 +50,7 @@ def rpc_markdown() -> str:
         [package] = re.findall(r"^package (\S+);", path.read_text(), re.M)
         [name] = re.findall(r"^service (\w+)", path.read_text(), re.M)
         rows = [
-            f"| {rpc}{' (stream)' if stream else ''} | {_comment(comment)} |"
+            f"| {rpc}{' (stream)' if stream else ''} | {_cell(' '.join(comment.replace('//', ' ').split()))} |"
             for comment, rpc, _, stream, _ in RPC.findall(path.read_text())
         ]
         text += f"\n## {package}.{name}\n\n| RPC | does |\n|---|---|\n" + "\n".join(rows) + "\n"
@@ -67,10 +67,6 @@ def _rows(path: str, command: Any) -> Iterator[str]:
         places = [f" {one.name.strip('_').upper()}" for one in command.params if one.param_type_name == "argument"]
         shown = ", ".join(f"`{option}`" for option in options if option not in COMMON)
         yield f"| `{path}{''.join(places)}` | {_cell(_first_sentence(command.help or ''))} | {shown} |"
-
-
-def _comment(comment: str) -> str:
-    return _cell(" ".join(comment.replace("//", " ").split()))
 
 
 def _first_sentence(text: str) -> str:

@@ -142,13 +142,10 @@ def _parts() -> str:
     text = ""
     for part in (*FORECASTERS.values(), *ROUTERS.values()):
         prefix = f"parts.{part.kind}."
-        rows = [KeyRow([f"{prefix}{name}"], *_row(part.settings, name)) for name in _own(part.settings)]
+        own = [name for name in part.settings.model_fields if name not in PartSettings.model_fields]
+        rows = [KeyRow([f"{prefix}{name}"], *_row(part.settings, name)) for name in own]
         text += f"\n{part.kind.capitalize()} `{part.name}`:\n\n{_items(rows)}" if rows else ""
     return text
-
-
-def _own(model: type[BaseModel]) -> list[str]:
-    return [name for name in model.model_fields if name not in PartSettings.model_fields]
 
 
 class KeyRow(NamedTuple):
@@ -368,12 +365,9 @@ def meaning(model: type[BaseModel], name: str) -> str:
     return ""
 
 
-def _of(model: type[BaseModel] | None) -> str:
-    return _cell(_first_line(model)) if model else ""
-
-
-def _first_line(model: type[BaseModel]) -> str:
-    return " ".join((inspect.getdoc(model) or "").partition("\n\n")[0].split())
+def _of(model: type[BaseModel]) -> str:
+    """First paragraph of a class."""
+    return _cell(" ".join((inspect.getdoc(model) or "").partition("\n\n")[0].split()))
 
 
 @cache

@@ -45,6 +45,7 @@ TLS_NAME_VARIABLE: Final = "TREFOIL_TLS_NAME"
 INSECURE_VARIABLE: Final = "TREFOIL_INSECURE"  # 1: the token may leave this machine in clear text
 
 REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+SILENCE: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")  # begins an error where no service has answered
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class ControllerClient(ControllerReads):
             return answer
         if old := [at for at, error in silent if isinstance(error, UnknownCall)]:
             raise UnknownCall(f"{method}: unknown to the controller at {old[0]}", remedy="upgrade it: it is older")
-        if len(silent) == 1 and not is_silence(silent[0][1]):
+        if len(silent) == 1 and not str(silent[0][1]).startswith(SILENCE):
             raise silent[0][1]
         found = "; ".join(f"{at}: {why}" for at, why in silent)
         remedy = "see that the address is right, that it runs there, and that both or neither speak TLS"
@@ -205,20 +206,15 @@ class SystemClient(ControllerClient):
         return [found[key] for key in sorted(found)]
 
 
-async def is_serving(address: str, service: str = "") -> bool:
+async def is_serving(address: str) -> bool:
     """Whether the gRPC health service of an admin port says SERVING."""
     async with direct.channel(address) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
         try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=HEALTH_TIMEOUT_S)
+            check = health_pb2_grpc.HealthStub(channel).Check
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def is_silence(error: TrefoilError) -> bool:
-    """Whether no service has answered at all."""
-    return str(error).startswith(("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"))
 
 
 @asynccontextmanager

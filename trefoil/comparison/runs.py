@@ -134,7 +134,8 @@ def compare(
     policies = tuple(TABLE) if every else tuple(policies)
     _check(policies, values or {}, seeds, setting)
     varied = {key: tuple(given) for key, given in (values or {}).items()}
-    planned = [_plan(scenario, (setting, policies), chosen, varied, seeds, every) for chosen in _combinations(varied)]
+    combinations = [dict(zip(varied, chosen, strict=True)) for chosen in product(*varied.values())]
+    planned = [_plan(scenario, (setting, policies), chosen, varied, seeds, every) for chosen in combinations]
     cases = play(planned, jobs, say)
     played_ = tuple(row.name for row in cases[0].rows)
     if any(tuple(row.name for row in case.rows) != played_ for case in cases):
@@ -255,10 +256,6 @@ def _check(policies: Sequence[str], values: Mapping[str, Sequence[Any]], seeds: 
             raise SettingError("is given by the comparison", field=key, remedy=f"say it with {OWN[key]}")
         if not given:
             raise SettingError("no values", field=key, remedy="give one or more")
-
-
-def _combinations(varied: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    return [dict(zip(varied, chosen, strict=True)) for chosen in product(*varied.values())]
 
 
 def _plan(

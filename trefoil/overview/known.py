@@ -45,7 +45,7 @@ async def read_answers(
     plan, served, fleet = await controller.plan(), await controller.served(), await controller.fleet()
     report = await controller.report(now_s - DAY_S if since_s is None else since_s)
     wanted, max_watts = await controller.objectives()  # a plan that stayed still names those that it was made for
-    newest = await controller.newest_decisions(decisions) if decisions else None
+    newest = await controller.decisions(newest=decisions) if decisions else None
     budgets = await controller.call_if_known("GetBudgets", controller_pb2.GetBudgetsRequest())
     return ControllerAnswers(plan, served, fleet, report, wanted, max_watts, budgets, newest, now_s, since_s)
 

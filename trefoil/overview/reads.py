@@ -49,15 +49,9 @@ class ControllerReads(ABC):
         """What was served of late, by family and class (GetServedResponse)."""
         return await self.call("GetServed", controller_pb2.GetServedRequest())
 
-    async def decisions_since(self, at_s: float) -> list[DecisionRecord]:
-        """Decisions that are kept and were taken at a time [UTC s] or later, oldest first."""
-        return await self._decisions(controller_pb2.ListDecisionsRequest(), at_s)
-
-    async def newest_decisions(self, count: int) -> list[DecisionRecord]:
-        """The newest decisions that are kept, oldest first."""
-        return await self._decisions(controller_pb2.ListDecisionsRequest(newest=count), 0.0)
-
-    async def _decisions(self, request: Any, since_s: float) -> list[DecisionRecord]:
+    async def decisions(self, since_s: float = 0.0, newest: int = 0) -> list[DecisionRecord]:
+        """Decisions that are kept and were taken at a time [UTC s] or later, or the newest of them, oldest first."""
+        request = controller_pb2.ListDecisionsRequest(newest=newest)
         request.since.FromNanoseconds(round(since_s * 1e9))
         return [codec.from_proto(one) for one in (await self.call("ListDecisions", request)).decisions]
 

@@ -46,7 +46,8 @@ def now(
 
     readings, missing, ratios = with_feed(where, gather)
     if as_json_:
-        document = [_reading(r, now_s) | {"ratio": _ratio_document(ratios[r.series.zone])} for r in readings]
+        told = {at: {"cir": None, "why": one} if isinstance(one, str) else as_json(one) for at, one in ratios.items()}
+        document = [_reading(r, now_s) | {"ratio": told[r.series.zone]} for r in readings]
         print_json({"readings": document, "missing": [{"zone": m.series.zone, "why": m.why} for m in missing]})
         return
     rows = [
@@ -80,10 +81,6 @@ async def _ratio(feed: FeedClient, zone: str, window: str) -> CarbonRatio | str:
         return str(error)
     ratio: CarbonRatio = codec.from_proto(answer.ratio)
     return ratio
-
-
-def _ratio_document(ratio: CarbonRatio | str) -> Any:
-    return {"cir": None, "why": ratio} if isinstance(ratio, str) else as_json(ratio)
 
 
 def _cir(ratio: CarbonRatio | str) -> str:

@@ -93,7 +93,7 @@ def forecast(
             return view, await _export(export, view, _archived(feed, series, model))
 
     view, archived = with_feed(where, gather)
-    past, ahead = _with_now(view), _bands(view.forecast)
+    past, ahead = _with_now(view), view.forecast.bands if view.forecast is not None else ()
     if plot is not None:
         with writing(plot, "--plot"):
             _save_png(plot, view.series, past, ahead, now_s)
@@ -140,10 +140,6 @@ async def _archived(feed: FeedClient, series: Series, model: str) -> AsyncIterat
             }
             for band, actual in zip(answer.bands, answer.actual_g_per_kwh, strict=True)
         ]
-
-
-def _bands(found: CarbonForecast | None) -> Sequence[CarbonBand]:
-    return found.bands if found is not None else ()
 
 
 def _with_now(view: ForecastView) -> list[CarbonReading]:

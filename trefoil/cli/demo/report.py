@@ -152,28 +152,27 @@ def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     explored = any(run.exploration is not None for run in report.runs.values())
     families = next(iter(report.runs.values())).families
     each = [row for name in families for row in _family_rows(name)] if len(families) > 1 else []
-    each += [_device_types_row(name) for name, one in families.items() if len(one.device_type_shares) > 1]
+    each += [
+        (f"{name}: answered by", lambda run, name=name: _shares_text(run.families[name].device_type_shares), "")
+        for name, one in families.items()
+        if len(one.device_type_shares) > 1
+    ]
     cut = any(run.core_s is not None for run in report.runs.values())
     return (*ROWS, *(CORE_ROWS if cut else ()), *each, *(EXPLORED_ROWS if explored else ()))
-
-
-def _device_types_row(name: str) -> tuple[str, Show, str]:
-    """Row of the device types that answered a family, of a fleet that has several."""
-    return f"{name}: answered by", lambda run: _shares_text(run.families[name].device_type_shares), ""
 
 
 def _family_rows(name: str) -> list[tuple[str, Show, str]]:
     """Rows of one of several families."""
     return [
-        (f"{name}: p95, SLO", lambda run: _family_latency_text(run.families[name]), "lower"),
+        (f"{name}: p95, SLO", lambda run: _latency_text(run.families[name]), "lower"),
         (f"{name}: SLO attainment", lambda run: _percent_text(run.families[name].slo_attainment, 2), "higher"),
         (f"{name}: accuracy, measured", lambda run: _percent_text(run.families[name].accuracy, 2), "higher"),
-        (f"{name}: answered / failed", lambda run: _family_answers_text(run.families[name]), ""),
+        (f"{name}: answered / failed", lambda run: "{0.answered:,} / {0.failed:,}".format(run.families[name]), ""),
         (f"{name}: digest of its schedule", lambda run: run.families[name].schedule_digest, ""),
     ]
 
 
-def _family_latency_text(one: DemoFamilySummary) -> str:
+def _latency_text(one: DemoFamilySummary) -> str:
     return f"{one.latency_ms_p95:.1f}, {one.slo_ms:.0f} ms"
 
 
@@ -184,10 +183,6 @@ def _shares_text(shares: Mapping[str, float]) -> str:
 def _answers_text(run: DemoSummary) -> str:
     codes = ", ".join(f"{code} {count:,}" for code, count in run.failed_by_code.items())
     return f"{run.answered:,} / {run.failed:,}{f' ({codes})' if codes else ''}"
-
-
-def _family_answers_text(one: DemoFamilySummary) -> str:
-    return f"{one.answered:,} / {one.failed:,}"
 
 
 def report_lines(report: Report) -> list[str]:

@@ -259,6 +259,5 @@ def git_commit() -> str:
 def machine() -> str:
     """Machine that the numbers were taken on: cores, memory, system, Python."""
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    python = platform.python_version()
+    cores, python = len(os.sched_getaffinity(0)), platform.python_version()
     return f"{cores} cores ({platform.machine()}), {gib:.0f} GiB, {platform.system()}, Python {python}"

@@ -110,18 +110,15 @@ class ArrivalTrace:
         trace = self.read()
         rng = np.random.default_rng([seed, TIMES_STREAM])
         if not trace.bin_s:
-            times = self._thinned(trace.numbers, rng)
+            self._refuse_too_many(int(len(trace.numbers) * self.rate_scale))
+            copies = np.floor(self.rate_scale + rng.random(len(trace.numbers))).astype(np.int64)
+            times = trace.numbers if self.rate_scale == 1.0 else np.repeat(trace.numbers, copies)
         else:
             # A scaled count is rounded up or down by chance, so that its mean is right.
             counts = np.floor(trace.numbers * self.rate_scale + rng.random(len(trace.numbers)))
             self._refuse_too_many(int(counts.sum()))
             times = draw_counted(counts, trace.bin_s, rng)
         return times[times < self.limit_s]
-
-    def _thinned(self, times: Floats, rng: np.random.Generator) -> Floats:
-        self._refuse_too_many(int(len(times) * self.rate_scale))
-        copies = np.floor(self.rate_scale + rng.random(len(times))).astype(np.int64)
-        return times if self.rate_scale == 1.0 else np.repeat(times, copies)
 
     def _refuse_too_many(self, arrivals: int) -> None:
         if arrivals > ARRIVALS_MAX:

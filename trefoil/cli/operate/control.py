@@ -103,7 +103,9 @@ def objective_set(
         "ttft_percentile": slo_ttft_percentile, "tpot_ms": slo_tpot_ms, "tpot_percentile": slo_tpot_percentile,
         "tokens": False if no_slo_tokens else None,
     }  # fmt: skip
-    given = WantedChange(**values, accuracy=_WantedAccuracy(floor=accuracy_floor), params=_params(param or ()))
+    pairs = parse_pairs("--param", param or ()).items()
+    values["params"] = {name: parse_number("--param", name, text) for name, text in pairs}
+    given = WantedChange(**values, accuracy=_WantedAccuracy(floor=accuracy_floor))
     asked = given != WantedChange()
     if reset and (file is not None or asked):
         raise SettingError("goes back to the settings", field="--reset", remedy="give it with --family alone")
@@ -115,10 +117,6 @@ def objective_set(
         _set_from_file(file, where, as_json_)
         return
     _set_one(family, None if reset else given, where, as_json_)
-
-
-def _params(pairs: Sequence[str]) -> dict[str, float]:
-    return {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", pairs).items()}
 
 
 class _WantedSlo(Settings):

@@ -46,14 +46,7 @@ def rollout(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
 
 def show_decision(decision_id: str, where: SystemAddress, as_json_: bool) -> None:
     """One decision that is kept ("last" = the newest): trigger, outcome, what was planned, and why."""
-    wanted = "" if decision_id == "last" else decision_id
-
-    async def fetch(system: ControllerClient) -> Any:
-        return await system.call("GetDecision", controller_pb2.GetDecisionRequest(id=wanted))
-
-    answer = call_system(where, fetch)
-    record: DecisionRecord = codec.from_proto(answer.decision)
-    made: Plan | None = codec.from_proto(answer.made) if answer.HasField("made") else None
+    record, made = _kept("" if decision_id == "last" else decision_id, where)
     respond(
         as_json_,
         {"decision": as_json(record), "plan": as_json(made) if made is not None else None},
@@ -66,11 +59,18 @@ def show_decision(decision_id: str, where: SystemAddress, as_json_: bool) -> Non
     )
 
 
+def _kept(decision: str, where: SystemAddress) -> tuple[DecisionRecord, Plan | None]:
+    """Decision that a controller keeps ("" = the newest), and the plan that it made."""
+    request = controller_pb2.GetDecisionRequest(id=decision)
+    answer = call_system(where, lambda system: system.call("GetDecision", request))
+    return codec.from_proto(answer.decision), codec.from_proto(answer.made) if answer.HasField("made") else None
+
+
 def show_decisions(since_s: float, where: SystemAddress, as_json_: bool) -> None:
     """Decisions since a time [UTC s], oldest first: what started each, its outcome, and why."""
 
     async def fetch(system: ControllerClient) -> tuple[list[DecisionRecord], Any]:
-        return await system.decisions_since(since_s), await system.plan()
+        return await system.decisions(since_s), await system.plan()
 
     records, answer = call_system(where, fetch)
     rows = decision_rows(records, codec.from_proto(answer.rollout))
@@ -193,10 +193,7 @@ def replay_kept(decision: str, where: SystemAddress, own: Sequence[str] = ()) ->
     """
     from controller.loop import decision_records
 
-    request = controller_pb2.GetDecisionRequest(id=decision)
-    answer = call_system(where, lambda system: system.call("GetDecision", request))
-    record: DecisionRecord = codec.from_proto(answer.decision)
-    made: Plan | None = codec.from_proto(answer.made) if answer.HasField("made") else None
+    record, made = _kept(decision, where)
     return [decision_records.replay(record, _planner_of(record, own), made)]
 
 

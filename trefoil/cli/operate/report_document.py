@@ -33,8 +33,8 @@ def report_document(report: Any) -> dict[str, Any]:
         whole[name] = max((sums.get(name, 0.0) for sums in families.values()), default=0.0)
     about = report.embodied_lifetime_years, list(report.embodied_unknown)
     return {
-        "since": _time(report.since),
-        "until": _time(report.until),
+        "since": _utc(report.since.seconds),
+        "until": _utc(report.until.seconds),
         "hours": len({hour.starts_at.seconds for hour in report.hours}),
         "simulated": report.simulated,
         "total": _costs(whole) | {"quality": _quality(whole), "sci": _sci(whole, *about)},
@@ -264,10 +264,6 @@ def _sci(sums: Sums, lifetime_years: float, embodied_unknown: Sequence[str]) -> 
 
 def _term(value: float | None, unit: str, source: str, why: str) -> dict[str, Any]:
     return {"value": value, "unit": unit, "source": source, "unknown": why if value is None else ""}
-
-
-def _time(at: Any) -> str:
-    return _utc(at.seconds)
 
 
 def _utc(at_s: float) -> str:

@@ -157,7 +157,9 @@ def plan(
         "advised": as_json(why.advised) if why.HasField("advised") else None,
         "replans": dict(why.replans_by_cause),
         "reconfigurations": dict(why.reconfigurations_by_cause),
-        "exploration": _exploration(why) if why.HasField("exploration") else None,
+        "exploration": {field.name: getattr(why.exploration, field.name) for field in why.exploration.DESCRIPTOR.fields}
+        if why.HasField("exploration")
+        else None,
     }
     revision = current.revision
     respond(
@@ -179,12 +181,6 @@ def _route_table(route: Route) -> Table:
         for t in route.targets
     ]
     return grid(f"Route of {route.family}", ("device", "slice", "variant", "share", ""), rows)
-
-
-def _exploration(why: Any) -> dict[str, Any]:
-    """What measuring candidates on the system does now and has cost, of an Explain answer."""
-    found = why.exploration
-    return {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields}
 
 
 @state.command("dump")

@@ -252,7 +252,10 @@ class Launcher:
         now_s = self._clock.monotonic_s()
         if child is None:
             if now_s >= self._again_s[name] and not self.failure:
-                self._start_again(service)
+                try:
+                    self._spawn(service)
+                except OSError as error:  # no process, descriptor or room on the disk is left for it
+                    self._back_off(name, "no process", str(error))
         elif name in self._failing and now_s - self._started_s[name] >= STABLE_S:
             del self._failing[name]
             self._say(f"{name} stays up again")
@@ -268,12 +271,6 @@ class Launcher:
         if name == NODE and self._failing[name].ends > NODE_ENDS_MAX:
             self.failure = str(_exit_error(child, code))
             self._say(self.failure)
-
-    def _start_again(self, service: Service) -> None:
-        try:
-            self._spawn(service)
-        except OSError as error:  # no process, descriptor or room on the disk is left for it
-            self._back_off(service.name, "no process", str(error))
 
     def _back_off(self, name: str, how: str, last_error: str) -> None:
         """Note that a service has ended, and when it is started again."""

@@ -31,7 +31,9 @@ LINE_CHARACTERS: Final = 500
 PROGRESS: Final = re.compile(r'"level": "(debug|info)"')
 LAST_BYTES: Final = 64 * 1024  # of a log that may have grown for months
 POLL_S: Final = 0.05
-# A parent that died before the request is never reported. Python ignores SIGPIPE, which a command would inherit.
+# What a child runs first: the kernel is to SIGTERM it when the launcher dies; then it becomes its command. `preexec_fn`
+# would run Python and gRPC's fork handlers in a fork of a process with gRPC's threads: now and then it dies of signal
+# 11. A parent that died before the request is never reported. Python ignores SIGPIPE, which a command would inherit.
 _DIE_WITH_PARENT: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
@@ -64,7 +66,7 @@ class ChildProcess:
         with command.log_path.open("ab") as log:
             self._log_from = log.tell()
             self._popen = subprocess.Popen(
-                [*_die_with_parent(), *command.argv],
+                [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -178,18 +180,6 @@ async def kill_leftovers(launch_id: str, clock: Clock, *, deadline_s: float = 5.
             break
         await clock.sleep(POLL_S)
     return sorted(identity.pid for identity in found)
-
-
-def _die_with_parent() -> tuple[str, ...]:
-    """What to put before a command so that the kernel SIGTERMs it when the launcher dies (Linux; elsewhere
-    `kill_leftovers` alone must do).
-
-    A separate process becomes the command; `preexec_fn` is not used. It would run Python, and gRPC's fork handlers, in
-    a fork of a process with gRPC's threads. Now and then such a child dies of signal 11.
-    """
-    if not sys.platform.startswith("linux"):
-        return ()
-    return (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()))
 
 
 async def stop_all(children: Sequence[ChildProcess], *, kill_now: Callable[[], bool] = lambda: False) -> list[str]:

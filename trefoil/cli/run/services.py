@@ -374,8 +374,10 @@ def _feed_values(system: System) -> dict[str, Any]:
     override = table.get("override")
     if provider == "override" and isinstance(override, Mapping):
         provider = override.get("base")
-    known = {"zone": system.carbon.zone, "trace": trace_settings(system), **ONLY_SERIES.get(str(provider), {})}
-    return config.merge(known, table)
+    carbon = system.carbon
+    own = {} if carbon.trace is None else {"path": str(resolve_path(carbon.trace))}
+    trace = own | {"speedup": carbon.speedup, "step_s": carbon.step_h * HOUR_S}
+    return config.merge({"zone": carbon.zone, "trace": trace, **ONLY_SERIES.get(str(provider), {})}, table)
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
@@ -392,13 +394,6 @@ def _checked(
         return cls.model_validate(values)
     except ValidationError as error:
         raise config.explain(error, f"[{table}]", cls) from error
-
-
-def trace_settings(system: System) -> dict[str, Any]:
-    """Settings of the trace: the scenario's steps, each as long as the scenario says."""
-    carbon = system.carbon
-    own = {} if carbon.trace is None else {"path": str(resolve_path(carbon.trace))}
-    return own | {"speedup": carbon.speedup, "step_s": carbon.step_h * HOUR_S}
 
 
 def power_agent_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
