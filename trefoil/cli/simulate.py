@@ -41,7 +41,7 @@ def simulate(
         from trefoil.comparison.runs import compare_forecasts
 
         with ticking(quiet=as_json) as say:
-            compared, notes = compare_forecasts(loaded, say=say)
+            compared, notes = compare_forecasts(loaded, say)
         show_comparison(compared, out, as_json, notes)
         return
     bar = not as_json and sys.stderr.isatty()

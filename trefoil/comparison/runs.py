@@ -158,16 +158,14 @@ def play(planned: Sequence[PlannedCase], jobs: int, say: Callable[[str], None]) 
     return tuple(_case(case, found) for case in planned)
 
 
-def compare_forecasts(
-    scenario: Scenario, jobs: int = 0, say: Callable[[str], None] = lambda _text: None
-) -> tuple[Comparison, tuple[str, ...]]:
+def compare_forecasts(scenario: Scenario, say: Callable[[str], None]) -> tuple[Comparison, tuple[str, ...]]:
     """Compare no carbon forecast, the feed's own models and a perfect forecast; and notes: what share of a perfect
     forecast's saving each has, and what the models lack here.
 
     Raises:
         errors.TrefoilError: names field, value and remedy.
     """
-    found = compare(scenario, FORECASTS, None, 1, jobs, say, "carbon.forecast")
+    found = compare(scenario, FORECASTS, say=say, setting="carbon.forecast")
     (case,) = found.cases
     savings = {row.name: saving.pct["mean"] for row in case.rows if (saving := case.saving(row)) and saving.pct}
     perfect, notes = savings.pop(FORECASTS[-1], 0.0), list[str]()

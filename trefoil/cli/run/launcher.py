@@ -151,7 +151,7 @@ class Launcher:
         healthy[service.name].set()
 
     def _spawn(self, service: Service) -> None:
-        command = Command(service.name, service.argv, self.paths.log(service.name), service.env, service.stop_grace_s)
+        command = Command(service.name, service.argv, self.paths.log(service.name), service.stop_grace_s)
         self._children[service.name] = ChildProcess(command, self._launch_id, self._clock)
         self._started_s[service.name] = self._clock.monotonic_s()
         self._tell(service.name)

@@ -12,9 +12,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,6 @@ class Command:
     name: str
     argv: Sequence[str]
     log_path: Path
-    env: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's own environment
     stop_grace_s: float = 8.0
 
 
@@ -70,7 +69,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **command.env, LAUNCH_ID: launch_id},
+                env={**os.environ, LAUNCH_ID: launch_id},
                 start_new_session=True,
             )
         self.identity = proc.Identity.of_pid(self._popen.pid)

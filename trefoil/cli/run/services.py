@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -73,7 +73,6 @@ class Service:
     after: tuple[str, ...] = ()
     settings: Mapping[str, Any] | None = None
     render: Callable[[Mapping[str, Any]], str] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
     stop_grace_s: float = 8.0
 
 
@@ -134,7 +133,7 @@ def check_carbon(system: System, now_s: float) -> None:
             raise SettingError(error.message, field=field, value=error.value, remedy=error.remedy) from error
 
 
-def check_ports_free(ports: Mapping[str, int], remedy: str = "stop what listens there, or give --port-offset") -> None:
+def check_ports_free(ports: Mapping[str, int]) -> None:
     """Check that no process listens on these ports.
 
     Raises:
@@ -144,12 +143,12 @@ def check_ports_free(ports: Mapping[str, int], remedy: str = "stop what listens 
         try:
             rpc.check_port(f"{LOOPBACK}:{port}")
         except PortInUse as error:
-            whose, stop = _whose(proc.listener(port))
-            raise PortInUse(f"port in use{whose}", field=f"ports.{name}", value=port, remedy=stop or remedy) from error
+            whose, remedy = _whose(proc.listener(port))
+            raise PortInUse(f"port in use{whose}", field=f"ports.{name}", value=port, remedy=remedy) from error
 
 
 def _whose(pid: int) -> tuple[str, str]:
-    """Who listens, in words, and the remedy where it is another Trefoil's service."""
+    """Who listens, in words, and the remedy."""
     words = proc.read_start_strings(pid, "cmdline").decode(errors="replace").split("\0") if pid else []
     if "--config" in words[:-1]:
         settings = Path(words[words.index("--config") + 1])
@@ -157,7 +156,8 @@ def _whose(pid: int) -> tuple[str, str]:
             state_dir = settings.parent.parent
             remedy = f"stop it with `trefoil down --state-dir {state_dir}`, or give --port-offset"
             return f" by the Trefoil in {state_dir}", remedy
-    return (f" by process {pid} ({' '.join(words).strip()[:80]})" if pid else ""), ""
+    process = f" by process {pid} ({' '.join(words).strip()[:80]})" if pid else ""
+    return process, "stop what listens there, or give --port-offset"
 
 
 def redis_binary() -> Path:
