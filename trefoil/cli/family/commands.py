@@ -36,6 +36,8 @@ app = typer.Typer(
 
 Repository = Annotated[Path, typer.Option("--repository", help=REPOSITORY_HELP, show_default=False)]
 PerModel = typer.Option(metavar="MODEL=NUMBER")
+SloMs = Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)]
+SloPercentile = Annotated[float, typer.Option(help="Percent of requests that must meet it.", min=1, max=99.99)]
 Shapes = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=3,224,224 where the model leaves it open.")]
 
 
@@ -105,15 +107,13 @@ def _asker(say: "Callable[[str], None]") -> "Ask":
 def import_(
     source: Annotated[Path, typer.Argument(metavar="REPO", help="Triton repository whose models become variants.")],
     as_: Annotated[str, typer.Option("--as", metavar="FAMILY=MODEL,MODEL,...", help="Their order is their versions'.")],
-    slo_latency_ms: Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)],
+    slo_latency_ms: SloMs,
     accuracy: Annotated[list[str] | None, PerModel] = None,
     accuracies: Annotated[Path | None, typer.Option(help="TOML or JSON file of MODEL = NUMBER.")] = None,
     accuracy_source: Annotated[str, typer.Option(help="Who measured it, on what.")] = "stated at import",
     metric: Annotated[str, typer.Option(help="What accuracy is.")] = "accuracy",
     task: Annotated[str, typer.Option(help="What the family does.")] = "",
-    slo_percentile: Annotated[
-        float, typer.Option(help="Percent of requests that must meet it.", min=1, max=99.99)
-    ] = 95.0,
+    slo_percentile: SloPercentile = 95.0,
     licence: Annotated[str, typer.Option(help="Of the weights.")] = "not stated at import",
     memory_mib: Annotated[list[str] | None, PerModel] = None,
     load_s: Annotated[list[str] | None, PerModel] = None,
@@ -166,7 +166,7 @@ def import_(
 def engine(
     engines: Annotated[list[str], typer.Argument(metavar="VARIANT=ADDRESS[#MODEL]...", help="Engines that run.")],
     as_: Annotated[str, typer.Option("--as", metavar="FAMILY", help="Family to be written.")],
-    slo_latency_ms: Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)],
+    slo_latency_ms: SloMs,
     device_type: Annotated[str, typer.Option(help="Board that they compute on. Names: docs/device-types.md")],
     tokens_mean: Annotated[float, typer.Option(help="Mean tokens of an answer.", min=0, max=1_000_000)] = 0.0,
     embeddings: Annotated[bool, typer.Option("--embeddings", help="They make embeddings, no text.")] = False,
@@ -178,9 +178,7 @@ def engine(
     accuracy_source: Annotated[str, typer.Option(help="Who measured it, on what.")] = "stated at adoption",
     metric: Annotated[str, typer.Option(help="What accuracy is.")] = "accuracy",
     load_s: Annotated[list[str] | None, PerModel] = None,
-    slo_percentile: Annotated[
-        float, typer.Option(help="Percent of requests that must meet it.", min=1, max=99.99)
-    ] = 95.0,
+    slo_percentile: SloPercentile = 95.0,
     licence: Annotated[str, typer.Option(help="Of the weights.")] = "not stated at adoption",
     streams: Annotated[str, typer.Option(help="Streams at once on each GPU; the most is planned.")] = "1,4,16",
     gpus: Annotated[int, typer.Option(help="GPUs that each engine computes on.", min=1, max=64)] = 1,

@@ -9,7 +9,6 @@ The variants must agree in backend, batching, and in names, types and shapes of 
 what the user stated of each variant, and what was assumed where nothing was said. The source stays as it is.
 """
 
-import json
 import os
 import shutil
 import stat
@@ -40,7 +39,7 @@ from trefoil.cli.options import parse_number
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, system_error
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
-from trefoil.runtime.config import TOML_BYTES_MAX, parse_pairs
+from trefoil.runtime.config import TOML_BYTES_MAX, parse_pairs, to_toml
 from trefoil.runtime.files import NotPlain, read_plain, replace_file
 from trefoil.runtime.given.llm_backends import LLM_FILES
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, parts_of
@@ -180,7 +179,7 @@ def _write(
             stated.sizes_bytes[source.name] = _copy_files(source, fresh / str(version), link=link)
             result.variants.append(ImportedVariant(source.name, version, source.version))
         (fresh / CONFIG).write_text(text_format.MessageToString(contract), encoding="utf-8")
-        text = family_toml(stated, models, f"`trefoil family import` from {_quoted(repository.name)}")
+        text = family_toml(stated, models, f"`trefoil family import` from {repository.name!r}")
         (fresh / FAMILY_FILE).write_text(text, encoding="utf-8")
         load_family(fresh)  # what was just written is judged as any other family
         if note := run_graphs(fresh):
@@ -347,39 +346,24 @@ def family_toml(stated: Statement, models: Sequence[str], writer: str, assumed: 
         raise CatalogError("a model occurs twice", field="--as", value=list(models), remedy="name each once")
     load_s = LLM_LOAD_S if stated.tokens_mean else LOAD_S
     files = f"memory_mib twice the model's files, with at least {WORKSPACE_MIB_MIN} for a batch; load_s {load_s:g}."
-    lines = [
-        f"# Written by {writer}. Assumed where nothing was stated:",
-        *(f"# {line}" for line in assumed or (files,)),
-        "# macs = 0 means unknown.",
-        f"name = {_quoted(stated.family)}",
-        f"metric = {_quoted(stated.metric)}",
-        f"task = {_quoted(stated.task)}",
-        f"generative = {'true' if stated.tokens_mean else 'false'}",
-        *([f"tokens_mean = {stated.tokens_mean:g}"] if stated.tokens_mean else []),
-        "sequence_batching = false",
-        "",
-        '[classes.""]',
-        f"percentile = {stated.slo_percentile:g}",
-        f"latency_ms = {stated.slo_latency_ms:g}",
-    ]
+    assumed = assumed or (files,)
+    variants = []
     for version, name in enumerate(models, 1):
         weights_mib = stated.sizes_bytes.get(name, 0) / MIB
         memory_mib = stated.memory_mib.get(name, weights_mib + max(weights_mib * (WORKSPACE - 1), WORKSPACE_MIB_MIN))
-        lines += [
-            "",
-            "[[variants]]",
-            f"name = {_quoted(name)}",
-            f"version = {version}",
-            f"accuracy = {float(stated.accuracies[name])!r}",
-            f"accuracy_source = {_quoted(stated.accuracy_source)}",
-            f"memory_mib = {max(1, round(memory_mib))}",
-            f"load_s = {stated.load_s.get(name, load_s):g}",
-            f"macs = {round(stated.macs.get(name, 0))}",
-            f"licence = {_quoted(stated.licence)}",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(value: str) -> str:
-    """A TOML basic string: JSON's escapes are a part of TOML's."""
-    return json.dumps(value, ensure_ascii=False)
+        known = {"name": name, "version": version, "accuracy": float(stated.accuracies[name])}
+        known |= {"accuracy_source": stated.accuracy_source, "memory_mib": max(1, round(memory_mib))}
+        known |= {"load_s": stated.load_s.get(name, load_s), "macs": round(stated.macs.get(name, 0))}
+        variants.append({**known, "licence": stated.licence})
+    tree = {
+        "name": stated.family,
+        "metric": stated.metric,
+        "task": stated.task,
+        "generative": stated.tokens_mean > 0,
+        "tokens_mean": stated.tokens_mean or None,
+        "sequence_batching": False,
+        "classes": {"": {"percentile": stated.slo_percentile, "latency_ms": stated.slo_latency_ms}},
+        "variants": variants,
+    }
+    head = (f"Written by {writer}. Assumed where nothing was stated:", *assumed, "macs = 0 means unknown.")
+    return "".join(f"# {line}\n" for line in head) + to_toml(tree)

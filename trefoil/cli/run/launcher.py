@@ -90,7 +90,6 @@ class Launcher:
         self._failing: dict[str, Failing] = {}
         self._supervision: asyncio.Task[None] | None = None
         self._upkeep: list[asyncio.Task[None]] = []
-        self._repository = system.family.repository
         self._restarting: set[str] = set()  # being restarted on purpose: their end is not a crash
         self._services: dict[str, Service] = {}
         self.launch: Launch | None = None
@@ -118,6 +117,7 @@ class Launcher:
         """
         self._lock.acquire()
         await clean_up(self.paths, self._clock)
+        repository = self.system.family.repository
         self.system = services.with_one_repository(self.system, self.paths)
         services.preflight(self.system, self._clock.now_s())
         self.launch = services.new_launch(
@@ -125,9 +125,11 @@ class Launcher:
         )
         self.paths.write_launch(self.launch)
         self.paths.begin_logs()
-        self._upkeep = [asyncio.create_task(self._rotate_logs(), name="rotation of logs")]
-        if services.looks_twice(self._repository):
-            self._upkeep.append(asyncio.create_task(self._link_families(), name="links to families"))
+        rotate, bytes_max = self.paths.rotate_logs, self.system.log_mib * 2**20
+        works = {"a log cannot be rotated, it grows on": lambda: rotate(bytes_max)}
+        if services.looks_twice(repository):
+            works["new families are not seen"] = lambda: services.link_families(repository, self.paths.folder("models"))
+        self._upkeep = [asyncio.create_task(self._keep_doing(work, trouble)) for trouble, work in works.items()]
         self._services = services.service_table(self.system, self.launch, self.paths, self._clock)
         for service in self._services.values():
             self._write_settings(service)
@@ -218,30 +220,20 @@ class Launcher:
                     self._keep_up(service)
             await self._clock.sleep(POLL_S)
 
-    async def _rotate_logs(self) -> None:
-        """Bound the logs, in a thread: a slow disk keeps nothing else waiting."""
-        trouble = ""
+    async def _keep_doing(self, work: Callable[[], None], trouble: str) -> None:
+        """Upkeep, every second and in a thread: a slow disk keeps nothing else waiting. `trouble`: what an error means,
+        which is said once."""
+        why = ""
         while True:
-            before, trouble = trouble, ""
+            before, why = why, ""
             try:
-                await asyncio.to_thread(self.paths.rotate_logs, self.system.log_mib * 2**20)
+                await asyncio.to_thread(work)
             except OSError as error:
-                trouble = f"{error.filename}: {system_words(error)}"
-            if trouble and trouble != before:
-                self._say(f"a log cannot be rotated ({trouble}): it grows on")
-            await self._clock.sleep(UPKEEP_S)
-
-    async def _link_families(self) -> None:
-        """Link families that come later, as those were that were there at the start."""
-        trouble, folder = "", self.paths.folder("models")
-        while True:
-            before, trouble = trouble, ""
-            try:
-                await asyncio.to_thread(services.link_families, self._repository, folder)
-            except (OSError, TrefoilError) as error:
-                trouble = str(error)
-            if trouble and trouble != before:
-                self._say(f"new families are not seen: {trouble}")
+                why = f"{error.filename}: {system_words(error)}"
+            except TrefoilError as error:
+                why = str(error)
+            if why and why != before:
+                self._say(f"{trouble}: {why}")
             await self._clock.sleep(UPKEEP_S)
 
     def _keep_up(self, service: Service) -> None:
