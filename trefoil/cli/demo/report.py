@@ -152,13 +152,14 @@ def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     explored = any(run.exploration is not None for run in report.runs.values())
     families = next(iter(report.runs.values())).families
     each = [row for name in families for row in _family_rows(name)] if len(families) > 1 else []
-    each += [
-        (f"{name}: answered by", lambda run, name=name: _shares_text(run.families[name].device_type_shares), "")
-        for name, one in families.items()
-        if len(one.device_type_shares) > 1
-    ]
+    each += [_device_types_row(name) for name, one in families.items() if len(one.device_type_shares) > 1]
     cut = any(run.core_s is not None for run in report.runs.values())
     return (*ROWS, *(CORE_ROWS if cut else ()), *each, *(EXPLORED_ROWS if explored else ()))
+
+
+def _device_types_row(name: str) -> tuple[str, Show, str]:
+    """Row of the device types that answered a family, of a fleet that has several."""
+    return f"{name}: answered by", lambda run: _shares_text(run.families[name].device_type_shares), ""
 
 
 def _family_rows(name: str) -> list[tuple[str, Show, str]]:
