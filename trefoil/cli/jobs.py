@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.guarded import Guarded
-from trefoil.cli.options import RUNNING, ServiceAddress, of_service
+from trefoil.cli.options import RUNNING, ServiceAddress, file_to_write, of_service
 from trefoil.cli.output import AsJson, console, grid, print_json, show, writing
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.cli.system_client import INSECURE_VARIABLE, command_tls, control_token, token_at
@@ -133,7 +133,10 @@ def cancel(
 @of_dispatcher
 def results(
     name: Name,
-    out: Annotated[Path | None, typer.Option("--out", help="File for the lines; default: standard output.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File for the lines; default: standard output.", callback=file_to_write),
+    ] = None,
     first: Annotated[int, typer.Option("--first", min=0, help="First item, counted from 0.")] = 0,
     where: ServiceAddress = RUNNING,
     as_json_: AsJson = False,

@@ -1,11 +1,13 @@
 """Output of commands: JSON for programs, tables for people, one line for errors."""
 
+import csv
 import functools
+import io
 import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, ParamSpec, TypeVar
@@ -119,16 +121,37 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, m
     return table
 
 
+def csv_text(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> str:
+    """Rows under a header line; None is an empty field. `columns`: where there may be no row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns or rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[Path]:
-    """Make the folder of a file that is about to be written.
+    """Where to write a file, in a folder that is made. It takes the place of what was there once all is written; after
+    an error it does not. A pipe or a device is written itself.
 
     Raises:
         SettingError: it cannot be written there.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield path
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        target = path.resolve()
+        beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+        try:
+            yield beside
+            if target.exists():  # who could not read it cannot now
+                beside.chmod(beside.stat().st_mode & target.stat().st_mode)
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         remedy = "name a file in a folder that you may write to"
         raise system_error(SettingError, error, "be written", path, field=option, remedy=remedy) from error

@@ -1,17 +1,27 @@
 """What commands say of planned jobs."""
 
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from protos.controller.v1 import controller_pb2 as pb
-from trefoil.api.jobs import JobStatus
+from trefoil.api.jobs import ItemResult, JobStatus
+from trefoil.cli import jobs as commands
 from trefoil.cli.jobs import _show
+from trefoil.cli.main import app
 from trefoil.cli.operate.overview import LATE_MAX, jobs_lines
-from trefoil.cli.operate.report import _csv, _html, report_tables
+from trefoil.cli.operate.report import _html, records, report_tables
 from trefoil.cli.operate.report_document import jobs_document, report_document
+from trefoil.cli.output import csv_text, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Revision
+from trefoil.core.errors import NotFound
 from trefoil.core.jobs.planned import PlannedHour, PlannedJob, PlannedJobs
 from trefoil.overview.jobs import hours_ahead, planned_queue, saved_text
 from trefoil.runtime import codec
@@ -94,13 +104,14 @@ def test_a_report_has_the_jobs_as_tables_page_and_rows():
     assert queue[2] == [("night", "1970-02-11T18:00:00Z", "900", "will finish at 17:00", "1.5", "4", "3")]
     assert planned_hours[2] == [("1970-02-11T16:00:00Z", "900", "1.5", "90", "#" * 24)]
     assert "night" in _html(found)
-    head, *rows = _csv(found).splitlines()
+    head, *rows = csv_text(records(found)).splitlines()
     row = dict(zip(head.split(","), rows[-1].split(","), strict=True))
     assert (row["scope"], row["job"], row["grams"], row["at_once_grams"], row["basis"]) == (
         "job", "night", "1.5", "4.0", "planned",
     )  # fmt: skip
     assert jobs_document(pb.GetFleetResponse(), NOW_S) == {}
-    assert "job" not in _csv(empty).splitlines()[0].split(","), "without jobs the columns are those of before"
+    columns = csv_text(records(empty)).splitlines()[0].split(",")
+    assert "job" not in columns, "without jobs the columns are those of before"
 
 
 @pytest.mark.parametrize(
@@ -113,3 +124,26 @@ def test_an_ended_job_has_the_time_of_its_end_and_an_open_one_what_is_left(
     status = JobStatus("a", "digits", state, 5, 5, 0, 2e10, False, "", 1.0, 0.1, "", 0, 0.0, 0.0, ended_at_s, "")
     _show([status], False)
     assert text in capsys.readouterr().out
+
+
+def test_results_that_end_in_an_error_leave_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def results(name: str, first: int) -> Iterator[ItemResult]:
+        yield ItemResult(0, None, "lost", "its slice is gone")
+        if name != "whole":
+            raise NotFound("no such job", field="id", value=name, remedy="list them")
+
+    monkeypatch.setattr(commands, "_jobs", lambda _where: nullcontext(SimpleNamespace(results=results)))
+    out = tmp_path / "results.jsonl"
+    out.write_text("of yesterday\n")
+    out.chmod(0o600)
+    refused = CliRunner().invoke(app, ["jobs", "results", "broken", "--out", str(out)])
+    assert (refused.exit_code, out.read_text(), os.listdir(tmp_path)) == (2, "of yesterday\n", [out.name])
+    assert CliRunner().invoke(app, ["jobs", "results", "whole", "--out", str(out)]).exit_code == 0
+    assert "its slice is gone" in out.read_text()
+    assert (os.listdir(tmp_path), out.stat().st_mode & 0o777) == ([out.name], 0o600)
+
+
+def test_a_device_is_written_and_stays_one() -> None:
+    with writing(Path("/dev/null"), "--out") as path:
+        path.write_text("nothing")
+    assert Path("/dev/null").is_char_device()

@@ -47,7 +47,7 @@ WRITES = (
     "simulate digits --out {}", "compare digits --out {}", "demo --out {}", "load --images {} --out {}",
     "family sensitivity model --out {}", "carbon backtest trace --out {}", "carbon backtest trace --plot {}",
     "forecast train trace --out {}", "lengths train log --out {}", "reproduce clover --out {}", "assess --out {}",
-    "family profile digits --out {}",
+    "family profile digits --out {}", "jobs results a --out {}",
 )  # fmt: skip
 
 

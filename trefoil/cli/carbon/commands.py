@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
 from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import TimeColumn, TimeUnit, file_to_write, of_service
-from trefoil.cli.output import AsJson, console, grid, print_json, show, slow, writing
+from trefoil.cli.output import AsJson, console, csv_text, grid, print_json, show, slow, writing
 from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
 
@@ -91,11 +91,11 @@ def backtest(
         ]
     if out is not None:
         rows = scores.csv_rows([(r.model, r.scores) for r in results], _basis(read))
-        with writing(out, "--out"):
-            forecast_commands.write_csv(out, scores.CSV_COLUMNS, rows)
+        with writing(out, "--out") as path:
+            path.write_text(csv_text(rows, scores.CSV_COLUMNS), encoding="utf-8")
     if plot is not None:
-        with writing(plot, "--plot"):
-            _save_png(plot, read.source, results)
+        with writing(plot, "--plot") as path:
+            _save_png(path, read.source, results)
     if as_json:
         print_json(_results_document(read, factors, len(values), results))
     else:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,7 +20,7 @@ from trefoil.cli.carbon.client import (
     with_feed,
 )
 from trefoil.cli.options import RUNNING, ServiceAddress, file_to_write
-from trefoil.cli.output import AsJson, as_json, console, grid, print_json, show, writing
+from trefoil.cli.output import AsJson, as_json, console, csv_text, grid, print_json, show, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Quality, Series
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.core.units import HOUR_S, format_duration, format_time
@@ -89,14 +89,13 @@ def forecast(
         view = await _gather(feed, series, request, past_h, now_s)
         if export is None:
             return view, 0
-        with writing(export, "--export"):
-            return view, await _export(export, view, _archived(feed, series, model))
+        return view, await _export(export, view, _archived(feed, series, model))
 
     view, archived = with_feed(where, gather)
     past, ahead = _with_now(view), view.forecast.bands if view.forecast is not None else ()
     if plot is not None:
-        with writing(plot, "--plot"):
-            _save_png(plot, view.series, past, ahead, now_s)
+        with writing(plot, "--plot") as path:
+            _save_png(path, view.series, past, ahead, now_s)
     if as_json_:
         print_json(_document(view))
         return
@@ -225,7 +224,7 @@ async def _export(path: Path, view: ForecastView, archived: AsyncIterator[list[d
     count = 0
     bases = {_basis(reading) for reading in view.past or (view.now,) if reading is not None}
     basis = next((worse for worse in ("simulated", "modelled", "measured") if worse in bases), "")
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with writing(path, "--export") as whole, whole.open("w", newline="", encoding="utf-8") as file:
         if path.suffix == ".json":
             head = {
                 "series": as_json(view.series),
@@ -243,16 +242,9 @@ async def _export(path: Path, view: ForecastView, archived: AsyncIterator[list[d
             writer.writerows({**row, "basis": "simulated" if basis == "simulated" else "modelled"} for row in rows)
             count += len(rows)
     flat = carbon_scores.csv_rows([(one.model, one.scores) for one in view.scores], basis)
-    write_csv(path.with_name(f"{path.stem}-scores.csv"), carbon_scores.CSV_COLUMNS, flat)
+    with writing(path.with_name(f"{path.stem}-scores.csv"), "--export") as whole:
+        whole.write_text(csv_text(flat, carbon_scores.CSV_COLUMNS), encoding="utf-8")
     return count
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows under a header line that is there even when they are none; None is an empty field."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def history(
@@ -282,13 +274,12 @@ def history(
 
     series, found = with_feed(where, gather)
     if out is not None:
-        with writing(out, "--out"):
-            write_csv(
-                out, ("zone", "method", "factors", *HISTORY_COLUMNS, "basis"), [_csv_row(reading) for reading in found]
-            )
+        columns = ("zone", "method", "factors", *HISTORY_COLUMNS, "basis")
+        with writing(out, "--out") as path:
+            path.write_text(csv_text([_csv_row(reading) for reading in found], columns), encoding="utf-8")
     if plot is not None:
-        with writing(plot, "--plot"):
-            _save_png(plot, series, found, (), to_s or now_s)
+        with writing(plot, "--plot") as path:
+            _save_png(path, series, found, (), to_s or now_s)
     if as_json_:
         print_json({"series": as_json(series), "readings": [as_json(reading) for reading in found]})
         return

@@ -1,7 +1,6 @@
 """Split a family's best variant: its stages as Triton models beside it, with separate profile rows."""
 
 import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trefoil.cli.family.sensitivity_command import costs_of
 from trefoil.cli.family.stage_models import write_stage_models
+from trefoil.cli.output import csv_text
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import device_type
 from trefoil.runtime.given.repository_names import PROFILE_BYTES_MAX, boundary, read_text
@@ -71,8 +71,4 @@ def with_stage_rows(text: str, variant: Variant, stages: "Sequence[GraphStage]",
             mib = math.ceil(float(row["memory_mib"]) - weights_mib + one.memory_mib)
             own |= {"stage": str(number), "memory_mib": str(max(1, mib)), SENSITIVITY: f"{one.s:.4f}"}
             rows.append({**own, "throughput_per_s": f"{float(row['throughput_per_s']) / part:.6g}"})
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return "\n".join(comments) + "\n" + out.getvalue()
+    return "\n".join(comments) + "\n" + csv_text(rows)

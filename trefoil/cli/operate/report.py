@@ -1,7 +1,5 @@
 """`trefoil report`: joules and grams of a time by family, variant and tenant, how well they are known, and the SCI."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ import typer
 from trefoil.cli.carbon.client import parse_moment
 from trefoil.cli.operate.report_document import jobs_document, records, report_document
 from trefoil.cli.options import HERE, SystemAddress, of_system
-from trefoil.cli.output import AsJson, grid, show, writing
+from trefoil.cli.output import AsJson, csv_text, grid, show, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import SettingError
 from trefoil.core.units import format_duration
@@ -60,12 +58,12 @@ def report(
     if kind == "text" and out is None:
         show(*(grid(*table) for table in report_tables(found)))
         return
-    text = {"json": _json, "csv": _csv, "html": _html, "text": _plain}[kind](found)
+    text = {"json": _json, "csv": lambda found: csv_text(records(found)), "html": _html, "text": _plain}[kind](found)
     if out is None:
         typer.echo(text, nl=False)
         return
-    with writing(out, "-o"):
-        out.write_text(text, encoding="utf-8")
+    with writing(out, "-o") as path:
+        path.write_text(text, encoding="utf-8")
 
 
 def report_tables(found: Mapping[str, Any]) -> list[Table]:
@@ -173,14 +171,6 @@ def _number(value: float | None, scale: float = 1.0) -> str:
 
 def _json(found: Mapping[str, Any]) -> str:
     return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _csv(found: Mapping[str, Any]) -> str:
-    rows, text = records(found), io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _plain(found: Mapping[str, Any]) -> str:
