@@ -5,16 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from trefoil.core.carbon import CarbonBand, CarbonReading
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+Values: TypeAlias = NDArray[np.float64]
 HEIGHT: Final = 16
 WIDTH_MIN: Final = 24
 WIDTH_MAX: Final = 110
@@ -27,27 +26,21 @@ BAND: Final = "░"
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """Mean intensities [g/kWh] of equal steps; NaN where nothing is known."""
-
-    times_s: "NDArray[np.float64]"
-    values: "NDArray[np.float64]"
-
-
-@dataclass(frozen=True, slots=True)
 class IntensityCurves:
-    """The past and a forecast with its band, sampled on one grid of times."""
+    """Mean intensities [g/kWh] of the past and of a forecast with its band, of equal steps around `times_s`; NaN where
+    nothing is known."""
 
-    past: Curve
-    p10: Curve
-    p50: Curve
-    p90: Curve
+    times_s: Values
+    past: Values
+    p10: Values
+    p50: Values
+    p90: Values
     now_s: float
 
     @property
     def has_band(self) -> bool:
         """Whether the forecast is more than a line."""
-        return bool((self.p90.values > self.p10.values).any())
+        return bool((self.p90 > self.p10).any())
 
 
 def sample_curves(
@@ -65,6 +58,7 @@ def sample_curves(
     begin_s, end_s = min(starts), max(ends)
     edges = np.linspace(begin_s, end_s if bands else max(end_s, now_s), points + 1)
     return IntensityCurves(
+        (edges[:-1] + edges[1:]) / 2,
         _sample(past, [r.intensity_g_per_kwh for r in past], edges),
         _sample(bands, [b.p10_g_per_kwh for b in bands], edges),
         _sample(bands, [b.p50_g_per_kwh for b in bands], edges),
@@ -80,17 +74,16 @@ def fitting_width(out: Console) -> int:
 
 def draw_intensity(curves: IntensityCurves, width: int) -> str:
     """The past, now, and a forecast in its band as lines of text, from zero; times in UTC."""
-    figure = _terminal_figure(width)
+    figure, times = _terminal_figure(width), curves.times_s
     if curves.has_band:
-        high, low = (_signal(figure, curve, BAND) for curve in (curves.p90, curves.p10))
+        high, low = (_signal(figure, times, values, BAND) for values in (curves.p90, curves.p10))
         figure.draw(high.fill(low))
-    for curve in (curves.past, curves.p50):
-        figure.draw(_line(figure, curve))
-    times = curves.past.times_s
+    for values in (curves.past, curves.p50):
+        figure.draw(_line(figure, times, values))
     figure.line(curves.now_s, orientation="vertical")
     figure.ruler("x").lim(times[0], max(times[-1], curves.now_s))
     figure.ruler("x").ticks(*_time_ticks(float(times[0]), float(times[-1])))
-    title = "g CO2/kWh, UTC; past │ forecast" if not np.isnan(curves.p50.values).all() else "g CO2/kWh, UTC"
+    title = "g CO2/kWh, UTC; past │ forecast" if not np.isnan(curves.p50).all() else "g CO2/kWh, UTC"
     figure.title(title + (f", {BAND} 10-90 %" if curves.has_band else ""))
     return _text(figure)
 
@@ -112,13 +105,12 @@ def save_intensity_png(path: Path, title: str, curves: IntensityCurves | None) -
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     axes = figure.subplots()
     if curves is not None:
-        times = date2num([_utc(at_s) for at_s in curves.past.times_s])
-        for curve, colour, label in ((curves.past, "#5b6470", "past"), (curves.p50, "#2f9e6e", "50 %")):
-            if not np.isnan(curve.values).all():
-                axes.plot(times, curve.values, linewidth=1.6, color=colour, label=label)
+        times = date2num([_utc(at_s) for at_s in curves.times_s])
+        for values, colour, label in ((curves.past, "#5b6470", "past"), (curves.p50, "#2f9e6e", "50 %")):
+            if not np.isnan(values).all():
+                axes.plot(times, values, linewidth=1.6, color=colour, label=label)
         if curves.has_band:
-            low, high = curves.p10.values, curves.p90.values
-            axes.fill_between(times, low, high, color="#2f9e6e", alpha=0.2, linewidth=0, label="10-90 %")
+            axes.fill_between(times, curves.p10, curves.p90, color="#2f9e6e", alpha=0.2, linewidth=0, label="10-90 %")
         axes.axvline(date2num(_utc(curves.now_s)), color="grey", linewidth=0.8)
         locator = AutoDateLocator()
         axes.xaxis.set_major_locator(locator)
@@ -132,14 +124,11 @@ def save_intensity_png(path: Path, title: str, curves: IntensityCurves | None) -
     figure.savefig(path, dpi=110, format="png")
 
 
-def _sample(
-    spans: Sequence[CarbonReading] | Sequence[CarbonBand], values: Sequence[float], edges: "NDArray[np.float64]"
-) -> Curve:
+def _sample(spans: Sequence[CarbonReading] | Sequence[CarbonBand], values: Sequence[float], edges: Values) -> Values:
     from carbon_feed.core.history import Integral
 
     starts, ends = (np.array([getattr(x, name) for x in spans], dtype=float) for name in ("starts_at_s", "ends_at_s"))
-    means = Integral(starts, ends, np.array(values, dtype=float)).means(edges[:-1], edges[1:], covered_min=0.0)
-    return Curve((edges[:-1] + edges[1:]) / 2, means)
+    return Integral(starts, ends, np.array(values, dtype=float)).means(edges[:-1], edges[1:], covered_min=0.0)
 
 
 def _terminal_figure(width: int) -> Any:
@@ -156,16 +145,16 @@ def _terminal_figure(width: int) -> Any:
     return figure
 
 
-def _signal(figure: Any, curve: Curve, marker: str) -> Any:
+def _signal(figure: Any, times_s: Values, values: Values, marker: str) -> Any:
     """The known points of a curve for plotext, whose kernel ends the process at a NaN."""
-    known = np.flatnonzero(~np.isnan(curve.values))
-    return figure.signal(curve.times_s[known].tolist(), curve.values[known].tolist(), marker=marker)
+    known = np.flatnonzero(~np.isnan(values))
+    return figure.signal(times_s[known].tolist(), values[known].tolist(), marker=marker)
 
 
-def _line(figure: Any, curve: Curve) -> Any:
+def _line(figure: Any, times_s: Values, values: Values) -> Any:
     """A line through the known points, broken where something is unknown."""
-    line = _signal(figure, curve, LINE).lines(True)
-    known = np.flatnonzero(~np.isnan(curve.values))
+    line = _signal(figure, times_s, values, LINE).lines(True)
+    known = np.flatnonzero(~np.isnan(values))
     for index in np.flatnonzero(np.diff(known) > 1) + 1:
         line.line(int(index), False)
     return line
