@@ -38,6 +38,7 @@ HISTORY_COLUMNS: Final = (
     "starts_at_s", "ends_at_s", "intensity_g_per_kwh", "quality", "provider", "rung", "observed_at_s", "fetched_at_s",
     "as_of",
 )  # fmt: skip
+CSV_COLUMNS: Final = ("zone", "method", "factors", *HISTORY_COLUMNS, "basis")
 
 Plot = Annotated[Path | None, typer.Option("--plot", help="PNG of it.", callback=file_to_write)]
 
@@ -274,9 +275,8 @@ def history(
 
     series, found = with_feed(where, gather)
     if out is not None:
-        columns = ("zone", "method", "factors", *HISTORY_COLUMNS, "basis")
         with writing(out, "--out") as path:
-            path.write_text(csv_text([_csv_row(reading) for reading in found], columns), encoding="utf-8")
+            path.write_text(csv_text([_csv_row(reading) for reading in found], CSV_COLUMNS), encoding="utf-8")
     if plot is not None:
         with writing(plot, "--plot") as path:
             _save_png(path, series, found, (), to_s or now_s)
