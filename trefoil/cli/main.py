@@ -64,6 +64,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "policy:policy",
         "Show the policies, or what can be set of one: settings of its parts, with value, type and meaning.",
     ),
+    "generate": ("family.verbs:old_generate", ""),
+    "profile": ("family.verbs:old_profile", ""),
+    "sensitivity": ("family.verbs:old_sensitivity", ""),
     "objective": ("operate.control:objective", "What is wanted of families, and of the fleet."),
     "apply": ("operate.declared:apply", "Put objectives, budgets, watt cap and mode of a file in force, all or none."),
     "diff": ("operate.declared:diff", "Show what `apply` would change."),
@@ -80,7 +83,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "setup": ("setup:app", "Install what a system needs apart from this package."),
     "deploy": ("deploy.commands:app", "Deployments by Docker Compose (docs/howto/compose.md)."),
 }
-"""Commands and groups by name: where each is defined under `trefoil.cli`, first sentence of its help."""
+"""Commands and groups by name: where each is defined under `trefoil.cli`, first sentence of its help ("" = hidden)."""
 
 
 class Program(Guarded):
@@ -88,7 +91,7 @@ class Program(Guarded):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=text, hidden=not text) for name, (_, text) in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
@@ -97,13 +100,14 @@ class Program(Guarded):
 
 def import_command(name: str) -> Any:
     """Command or group of a name of `COMMANDS`, with its module imported."""
-    module, _, attribute = COMMANDS[name][0].partition(":")
+    where, text = COMMANDS[name]
+    module, _, attribute = where.partition(":")
     found = getattr(import_module(f"trefoil.cli.{module}"), attribute)
     group = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     if isinstance(found, typer.Typer):
         group.add_typer(found, name=name)
     else:
-        group.command(name)(found)
+        group.command(name, hidden=not text)(found)
     return typer.main.get_group(group).commands[name]
 
 

@@ -221,6 +221,17 @@ def _expanded(
     return with_options
 
 
+def as_moved(command: Callable[..., None], old: str, new: str) -> Callable[..., None]:
+    """A command under the words that it had before: says the new words on stderr, then does its work."""
+
+    @functools.wraps(command)
+    def moved(**values: Any) -> None:
+        typer.echo(f"`trefoil {old}` is `trefoil {new}` from now on; the next release drops the old words", err=True)
+        command(**values)
+
+    return moved
+
+
 def non_empty(**named: str) -> dict[str, str]:
     """Options that were given a value, by name."""
     return {name: value for name, value in named.items() if value}

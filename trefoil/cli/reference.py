@@ -37,8 +37,10 @@ RPC: Final = re.compile(r"((?:  //.*\n)*)  rpc (\w+)\((?:stream )?(\w+)\) return
 
 
 def cli_markdown() -> str:
-    """Markdown of docs/cli.md: a row for each command."""
-    rows = [row for name in COMMANDS for row in _rows(f"trefoil {name}", import_command(name))]
+    """Markdown of docs/cli.md: a row for each command that is not hidden."""
+    rows = [
+        row for name, (_, text) in COMMANDS.items() if text for row in _rows(f"trefoil {name}", import_command(name))
+    ]
     return CLI_HEAD + "\n" + "\n".join(["| command | does | options |", "|---|---|---|", *rows]) + "\n"
 
 
@@ -62,7 +64,7 @@ def _rows(path: str, command: Any) -> Iterator[str]:
     if hasattr(command, "commands"):
         for name, inner in command.commands.items():
             yield from _rows(f"{path} {name}", inner)
-    else:
+    elif not command.hidden:
         options = [max(option.opts, key=len) for option in command.params if option.param_type_name == "option"]
         places = [f" {one.name.strip('_').upper()}" for one in command.params if one.param_type_name == "argument"]
         shown = ", ".join(f"`{option}`" for option in options if option not in COMMON)

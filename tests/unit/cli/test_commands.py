@@ -44,6 +44,22 @@ def test_a_family_is_stopped_and_started(running: Running, tmp_path: Path) -> No
     assert said.splitlines() == ["digits is in service", "the fleet cannot meet its objective: too slow for it"]
 
 
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("profile", ["nosuch"]), ("sensitivity", ["nosuch.onnx"]), ("generate", ["hello", "--state-dir", "nosuch"]),
+])  # fmt: skip
+def test_a_verb_of_families_works_for_now_under_its_old_words_and_names_the_new_ones(
+    name: str, arguments: list[str]
+) -> None:
+    new = CliRunner().invoke(app, ["family", name, *arguments])
+    old = CliRunner().invoke(app, [name, *arguments])
+    said, rest = old.stderr.split("\n", 1)
+    assert said == f"`trefoil {name}` is `trefoil family {name}` from now on; the next release drops the old words"
+    assert (old.exit_code, old.stdout, rest) == (new.exit_code, new.stdout, new.stderr)
+    assert new.exit_code in (1, 2)
+    assert f" {name} " not in CliRunner().invoke(app, ["--help"]).stdout.partition("Commands:")[2]
+    assert f" {name} " in CliRunner().invoke(app, ["family", "--help"]).stdout.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named", "remedy"),
     [
