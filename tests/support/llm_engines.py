@@ -98,7 +98,8 @@ class Engine:
             try:
                 chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "temperature": 0}
                 path, asked = ("embeddings", {"input": "hello"}) if self.embeds else ("chat/completions", chat)
-                headers, body = {"authorization": f"Bearer {self.key}"}, {"model": self.model, **asked}
+                headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+                body = {"model": self.model, **asked}
                 if httpx.post(f"{self.address}/{path}", json=body, headers=headers, timeout=60.0).is_success:
                     return took_s
             except httpx.TransportError:
