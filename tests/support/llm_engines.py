@@ -56,8 +56,11 @@ def in_environment(*words: str, stdin: str = "") -> str:
 class Engine:
     """One engine's processes."""
 
-    def __init__(self, kind: str, models: Path, *, key: str = "", embeds: bool = False) -> None:
-        """`models`: folder of `make_model`. `key`: API key that it asks for, if it can."""
+    def __init__(
+        self, kind: str, models: Path, *, key: str = "", embeds: bool = False, interrupts: bool = False
+    ) -> None:
+        """`models`: folder of `make_model`. `key`: API key that it asks for, if it can. `interrupts`: llama.cpp's
+        server cuts a stream off when another request comes, a health probe included, as it does by default."""
         self.kind, self.port, self.embeds = kind, free_ports(1)[0], embeds
         self.key = key if kind in KEYED else ""
         self.address = f"http://127.0.0.1:{self.port}/v1"
@@ -66,6 +69,7 @@ class Engine:
         self.log = models / f"{kind}-{self.port}.log"
         command = ["nice", "-n", "5", str(ENVIRONMENT / "bin" / "python"), *self._words(models)]
         command += [KEYED[kind], self.key] if self.key else []
+        command += ["--interrupt_requests", str(interrupts).lower()] if kind == "llama" else []
         command += EMBEDDING[kind] if embeds else TOOLS if kind == "vllm" else ()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
