@@ -39,7 +39,7 @@ WATCH_S: Final = 0.5
 SAID_S: Final = 30.0  # how often a status is sent again that has not changed
 MESSAGE_BYTES: Final = 256 * 1024  # of results at once
 PART_BYTES_MAX: Final = 64 * 1024  # of a message of Submit that is not of items
-ITEMS_TAG, REQUEST_TAG = b"\x12", b"\x0a"  # SubmitRequest.items, Items.requests
+ITEMS_TAG, REQUEST_TAG = b"\x12", 0x0A  # SubmitRequest.items, Items.requests
 BY_PROTO: Final = "send what protos/dispatcher/v1/jobs.proto says, and nothing else"
 UPLOADS_MAX: Final = 8
 READERS_MAX: Final = 16  # clients that read results at once; as many may read files of batches
@@ -311,14 +311,13 @@ def add_jobs(jobs: JobsAdmin, server: Any) -> None:
 def requests_of(message: bytes) -> Iterator[bytes]:
     """Items of a message of Submit, one by one. Raises InvalidInput: it is none."""
     try:
-        size, at = kserve_wire.varint(message, 1)
-        if size != len(message) - at:
+        _, at, end = kserve_wire.field(message, 0)
+        if end != len(message):
             raise IndexError
-        while at < len(message):
-            size, begin = kserve_wire.varint(message, at + 1)
-            if message[at : at + 1] != REQUEST_TAG or begin + size > len(message):
+        while at < end:
+            tag, begin, at = kserve_wire.field(message, at)
+            if tag != REQUEST_TAG or at > end:
                 raise IndexError
-            at = begin + size
             yield message[begin:at]
     except IndexError as error:
         raise InvalidInput("is not a message of items", field="items", remedy=BY_PROTO) from error

@@ -58,7 +58,7 @@ def head_size(data: bytes) -> tuple[int, int, list[tuple[int, int]]]:
     with suppress(IndexError):  # it is cut off, or no message
         while at < len(data) and fields <= FIELDS_MAX:
             begins, fields = at, fields + 1
-            tag, _, at = _field(data, at)
+            tag, _, at = field(data, at)
             if tag != RAW_INPUT_TAG:
                 beside += at - begins
             else:
@@ -78,7 +78,7 @@ def count_fields(head: bytes, most: int) -> int:
 def _left(data: bytes, at: int, end: int, messages: _Messages, left: int) -> int:
     """What is left of a number of fields after those from `at` to `end`; -1: there are more."""
     while at < end and left >= 0:
-        tag, begins, at = _field(data, at)
+        tag, begins, at = field(data, at)
         left -= 1
         if (inner := messages.get(tag)) is not None:
             left = _left(data, begins, at, inner, left)
@@ -87,7 +87,7 @@ def _left(data: bytes, at: int, end: int, messages: _Messages, left: int) -> int
     return left
 
 
-def _field(data: bytes, at: int) -> tuple[int, int, int]:
+def field(data: bytes, at: int) -> tuple[int, int, int]:
     """Tag of a field, and where its value begins and ends; IndexError for none."""
     tag, at = varint(data, at)
     if tag & 7 == 2:
