@@ -16,6 +16,8 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -348,9 +350,8 @@ async def cut(system: Adopted, longest: int, check: Checks) -> None:
         check(not again.error, f"the next stream is whole {again.error}")
 
 
-async def ask_adopted(system: Adopted, expected: dict[int, Answer], streams: int, check: Checks) -> None:
+async def ask_adopted(system: Adopted, expected: dict[int, Answer], longest: int, streams: int, check: Checks) -> None:
     """All that is asked of one adopted engine; it is dead afterwards."""
-    longest = max(expected, key=lambda number: len(_long(system.engine, number).pieces))
     await asyncio.to_thread(ask_by_each_client, system, expected, check)
     await asyncio.to_thread(call_tool, system, check)
     await asyncio.to_thread(ask_badly, system, expected, check)
@@ -365,70 +366,59 @@ def _long(engine: Engine, number: int) -> Answer:
     return ask(prompt(number), True, {"max_tokens": LONG, "temperature": 0})
 
 
+@contextmanager
+def running(kind: str, models: Path, **how: bool) -> Iterator[Engine]:
+    """An engine that answers, until the block ends."""
+    engine = Engine(kind, models, key=KEY, **how)
+    try:
+        print(f"{', '.join((kind, *how))}: first answer after {engine.wait_ready():.0f} s", flush=True)
+        yield engine
+    finally:
+        engine.kill()
+
+
 def embed(kind: str, models: Path, check: Checks) -> None:
     """Embeddings of an engine, adopted and alone."""
-    engine = Engine(kind, models, key=KEY, embeds=True)
-    try:
-        print(f"{kind}, embeddings: ready after {engine.wait_ready():.0f} s", flush=True)
-        system = Adopted(engine)
-        try:
-            system.adopt(check)
-            texts = [f"{prompt(n)} {n}" for n in range(2 * PROMPTS)]
-            with (
-                OpenAI(base_url=engine.address, api_key=KEY, max_retries=0, timeout=300.0) as direct,
-                OpenAI(base_url=system.api, api_key="none", max_retries=0, timeout=300.0) as client,
-            ):
-                own = [direct.embeddings.create(model=engine.model, input=text) for text in texts]
-                found = client.embeddings.create(model=FAMILY, input=texts)
-                vectors = np.array([each.embedding for each in found.data])
-                apart = np.abs(vectors - np.array([each.data[0].embedding for each in own])).max()
-                told = f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers are the engine's within {apart:.1e}"
-                check(vectors.std() > 0 and apart < VECTOR_ERROR_MAX, told)
-                tokens = sum(each.usage.prompt_tokens for each in own)
-                check(
-                    found.usage.prompt_tokens == tokens, f"{found.usage.prompt_tokens} tokens of texts, {tokens} alone"
-                )
-                try:
-                    cut = client.embeddings.create(model=FAMILY, input="a", dimensions=7)
-                    check(len(cut.data[0].embedding) == 7, "cut to 7 dimensions")
-                except openai.APIStatusError as error:
-                    check(True, f"7 dimensions: {error.message[:150]}")
-        finally:
-            system.close()
-    finally:
-        engine.kill()
+    with running(kind, models, embeds=True) as engine, closing(Adopted(engine)) as system:
+        system.adopt(check)
+        texts = [f"{prompt(n)} {n}" for n in range(2 * PROMPTS)]
+        with (
+            OpenAI(base_url=engine.address, api_key=KEY, max_retries=0, timeout=300.0) as direct,
+            OpenAI(base_url=system.api, api_key="none", max_retries=0, timeout=300.0) as client,
+        ):
+            own = [direct.embeddings.create(model=engine.model, input=text) for text in texts]
+            found = client.embeddings.create(model=FAMILY, input=texts)
+            vectors = np.array([each.embedding for each in found.data])
+            apart = np.abs(vectors - np.array([each.data[0].embedding for each in own])).max()
+            told = f"{vectors.shape[0]} vectors of {vectors.shape[1]} numbers are the engine's within {apart:.1e}"
+            check(vectors.std() > 0 and apart < VECTOR_ERROR_MAX, told)
+            tokens = sum(each.usage.prompt_tokens for each in own)
+            check(found.usage.prompt_tokens == tokens, f"{found.usage.prompt_tokens} tokens of texts, {tokens} alone")
+            try:
+                cut = client.embeddings.create(model=FAMILY, input="a", dimensions=7)
+                check(len(cut.data[0].embedding) == 7, "cut to 7 dimensions")
+            except openai.APIStatusError as error:
+                check(True, f"7 dimensions: {error.message[:150]}")
 
 
-def try_interrupts(models: Path, check: Checks) -> None:
-    """llama.cpp's server as it is by default: another request cuts a stream off."""
-    engine = Engine("llama", models, key=KEY, interrupts=True)
-    try:
-        engine.wait_ready()
-        expected, system = alone(engine), Adopted(engine)
-        try:
-            system.adopt(check)
-            asyncio.run(cut(system, max(expected, key=lambda number: len(_long(engine, number).pieces)), check))
-        finally:
-            system.close()
-    finally:
-        engine.kill()
-
-
-def try_engine(kind: str, models: Path, streams: int, check: Checks) -> None:
-    """Everything with one engine."""
-    engine = Engine(kind, models, key=KEY)
-    try:
-        print(f"{kind}: first token after {engine.wait_ready():.0f} s", flush=True)
-        expected, system = alone(engine), Adopted(engine)
+def try_engine(kind: str, models: Path, streams: int, check: Checks) -> int:
+    """Try everything with one engine; returns the prompt with the longest answer."""
+    with running(kind, models) as engine:
+        expected = alone(engine)
         ends = Counter(answer.reason for answer in expected.values())
         print(f"  asked alone: {PROMPTS} answers, {dict(ends)}", flush=True)
-        try:
+        with closing(Adopted(engine)) as system:
             system.adopt(check)
-            asyncio.run(ask_adopted(system, expected, streams, check))
-        finally:
-            system.close()
-    finally:
-        engine.kill()
+            longest = max(expected, key=lambda number: len(_long(engine, number).pieces))
+            asyncio.run(ask_adopted(system, expected, longest, streams, check))
+    return longest
+
+
+def try_interrupts(models: Path, longest: int, check: Checks) -> None:
+    """Try llama.cpp's server with its default: a new request ends the stream that runs."""
+    with running("llama", models, interrupts=True) as engine, closing(Adopted(engine)) as system:
+        system.adopt(check)
+        asyncio.run(cut(system, longest, check))
 
 
 def main() -> int:
@@ -439,9 +429,9 @@ def main() -> int:
     given = parser.parse_args()
     check, models = Checks(), make_model(ROOT / "out" / "engines")
     for kind in given.engines.split(","):
-        try_engine(kind, models, given.streams, check)
+        longest = try_engine(kind, models, given.streams, check)
         if kind == "llama":
-            try_interrupts(models, check)
+            try_interrupts(models, longest, check)
         if kind in EMBEDDING:
             embed(kind, models, check)
     print(f"{check.failed} checks failed")
